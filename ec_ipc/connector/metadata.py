@@ -1,0 +1,36 @@
+"""What the scheduler tells the workers each step, and what they answer. Pickled between processes."""
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
+
+
+@dataclass(frozen=True)
+class Load:
+    """An item that this step reads. The scheduler holds it until every rank has."""
+
+    identifier: str
+    entry: int
+    generation: int
+    shape: tuple[int, ...]
+    dtype: int
+
+
+@dataclass
+class StepMetadata(ECConnectorMetadata):
+    """One step's work: items to publish, with the reads to announce, and items to load."""
+
+    saves: dict[str, int] = field(default_factory=dict)
+    loads: list[Load] = field(default_factory=list)
+
+
+@dataclass
+class WorkerReport(ECConnectorWorkerMetadata):
+    """Items that a rank could not load, although the scheduler holds them."""
+
+    failed: set[str] = field(default_factory=set)
+
+    def aggregate(self, other: ECConnectorWorkerMetadata) -> "WorkerReport":
+        """The items that failed on any rank."""
+        assert isinstance(other, WorkerReport)
+        return WorkerReport(self.failed | other.failed)

@@ -1,0 +1,213 @@
+"""The scheduler half on E: counts the reads to expect, and waits for room, never in a step."""
+
+import logging
+import time
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vllm.distributed.ec_transfer.ec_connector.utils import (
+    PlaceholderMetadataResolver,
+    collect_ec_item_metadata,
+)
+from vllm.v1.request import RequestStatus
+
+from ec_ipc._core import Outcome, State
+from ec_ipc.connector.arena_space import ArenaSpace
+from ec_ipc.connector.config import ConnectorConfig
+from ec_ipc.connector.items import TOKEN, is_request_scoped, last_position, needed
+from ec_ipc.connector.metadata import StepMetadata
+from ec_ipc.connector.scheduled import scheduled_windows
+from ec_ipc.store import Store, Token
+
+if TYPE_CHECKING:
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.outputs import ECConnectorOutput
+    from vllm.v1.request import Request
+
+    from ec_ipc.connector.encoder_cache_manager import ECIPCEncoderCacheManager
+
+logger = logging.getLogger(__name__)
+
+_TAKEN_BACK = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
+_ADDED = (Outcome.ANNOUNCED, Outcome.SATURATED)
+
+
+@dataclass
+class _RequestState:
+    """The announcements of one request, one per occurrence of an item."""
+
+    request: "Request"
+    last_position: int
+    accounted: set[int] = field(default_factory=set)  # occurrences announced or sent to the worker
+    tokens: list[Token] = field(default_factory=list)  # announced here
+    sent: list[str] = field(default_factory=list)  # announced by the worker when it publishes
+    waiting_since: float | None = None
+    waits_no_more: bool = False
+
+
+class ProducerScheduler:
+    """One announcement per occurrence of an item in a scheduled request, taken back when aborted."""
+
+    eager = True
+
+    def __init__(
+        self, store: Store, config: ConnectorConfig, space: ArenaSpace, resolver: PlaceholderMetadataResolver
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._space = space
+        self._resolver = resolver
+        self._requests: dict[str, _RequestState] = {}
+        # Announced by has_cache_item, which is not told for whom; update_state_after_alloc is.
+        self._unclaimed: defaultdict[str, list[Token]] = defaultdict(list)
+
+    # The encoder-cache manager's questions
+
+    def cache_created(self, manager: "ECIPCEncoderCacheManager") -> None:
+        """A producer need not ask what its own cache holds."""
+
+    def may_allocate(self, request: "Request", index: int) -> bool:
+        """A producer always has the pixels."""
+        return True
+
+    def only_announced(self, identifier: str) -> bool:
+        """Whether the item is READY in the directory and was not encoded here."""
+        return bool(self._unclaimed.get(identifier))
+
+    def cache_reset(self) -> None:
+        """Begin a new epoch for everybody in the namespace."""
+        self._store.reset()
+
+    # vLLM's hooks, in the order of a step
+
+    def ensure_cache_available(self, request: "Request", computed: int) -> bool:
+        """False, for a bounded time, while another engine writes an item or the arena is full."""
+        state = self._requests.get(request.request_id)
+        if state is None:
+            state = _RequestState(request, last_position(request))
+            self._requests[request.request_id] = state
+        if state.waits_no_more or computed >= state.last_position:
+            return True
+        reason = self._obstacle(state, computed)
+        if reason is None:
+            state.waiting_since = None
+            return True
+        now = time.monotonic()
+        if state.waiting_since is None:
+            state.waiting_since = now
+        if now - state.waiting_since < self._config.wait_timeout_s:
+            return False
+        state.waits_no_more = True
+        logger.warning(
+            "request %s has waited %s s (wait_timeout_s) because %s; it goes on",
+            request.request_id,
+            self._config.wait_timeout_s,
+            reason,
+        )
+        return True
+
+    def _obstacle(self, state: _RequestState, computed: int) -> str | None:
+        self._space.begin(state.request.request_id)
+        for index, feature in needed(state.request, computed):
+            identifier = feature.identifier
+            if index in state.accounted or is_request_scoped(identifier):
+                continue
+            found = self._store.find(identifier)
+            if found is None:
+                if not self._space.admits(identifier, feature):
+                    return "the arena is full"
+            elif found.state == State.WRITING and not self._space.is_own(found.writer_slot):
+                return f"another engine is writing {identifier}"
+        return None
+
+    def has_cache_item(self, identifier: str) -> bool:
+        """Announce on the spot; when that succeeds the item is READY and need not be encoded again."""
+        if is_request_scoped(identifier):
+            return False
+        placement = self._store.announce(identifier)
+        if placement.outcome not in _ADDED:
+            return False
+        self._unclaimed[identifier].append((placement.entry, placement.generation))
+        return True
+
+    def update_state_after_alloc(self, request: "Request", index: int) -> None:
+        """The announcement that has_cache_item made for this occurrence now belongs to it."""
+        tokens = self._unclaimed.get(request.mm_features[index].identifier)
+        state = self._requests.get(request.request_id)
+        if tokens and state is not None:
+            state.tokens.append(tokens.pop())
+            state.accounted.add(index)
+
+    def build_connector_meta(self, output: "SchedulerOutput") -> StepMetadata:
+        """Announce the other occurrences of this step, or ask the worker to when it publishes."""
+        encoded = {
+            state.request.mm_features[index].identifier
+            for request_id, indices in output.scheduled_encoder_inputs.items()
+            if (state := self._requests.get(request_id)) is not None
+            for index in indices
+        }
+        saves: defaultdict[str, int] = defaultdict(int)
+        for request_id, computed, end in scheduled_windows(output):
+            state = self._requests.get(request_id)
+            if state is None:
+                continue
+            for index, feature in needed(state.request, computed, end):
+                if index in state.accounted or is_request_scoped(feature.identifier):
+                    continue
+                state.accounted.add(index)
+                if feature.identifier in encoded or not self._announce(state, feature.identifier):
+                    saves[feature.identifier] += 1
+                    state.sent.append(feature.identifier)
+        for token in (token for tokens in self._unclaimed.values() for token in tokens):
+            self._store.segment.settle(*token)  # its request was not scheduled after all
+        self._unclaimed.clear()
+        self._space.end_pass()
+        return StepMetadata(saves=dict(saves))
+
+    def _announce(self, state: _RequestState, identifier: str) -> bool:
+        placement = self._store.announce(identifier)
+        if placement.outcome not in _ADDED:
+            return False
+        state.tokens.append((placement.entry, placement.generation))
+        return True
+
+    def update_state_after_free(self, request: "Request", index: int) -> None:
+        """What E's own cache holds says nothing about the arena."""
+
+    def take_unavailable_requests(self) -> set[str]:
+        """A producer always has the pixels."""
+        return set()
+
+    def update_connector_output(self, output: "ECConnectorOutput") -> None:
+        """Nothing to learn: V1 loses a producer's worker metadata, so none is sent."""
+
+    def request_finished(self, request: "Request") -> tuple[bool, dict[str, Any] | None]:
+        """Item metadata and tokens for PD; an aborted request takes its announcements back.
+
+        An item that is neither WRITING nor READY is left out, so that a proxy keeps its pixels.
+        """
+        state = self._requests.pop(request.request_id, None)
+        if request.status in _TAKEN_BACK:
+            if state is not None:
+                self._take_back(state)
+            return False, None
+        items = collect_ec_item_metadata(request.mm_features, self._resolver)
+        published: dict[str, Any] = {}
+        for identifier, item in items.items():
+            found = self._store.find(identifier)
+            if found is not None:
+                published[identifier] = {**item, TOKEN: [found.entry, found.generation]}
+        return False, published or None
+
+    def _take_back(self, state: _RequestState) -> None:
+        for token in state.tokens:
+            self._store.segment.settle(*token)
+        for identifier in state.sent:  # what cannot be found yet is left to its deadline
+            found = self._store.find(identifier)
+            if found is not None:
+                self._store.segment.settle(found.entry, found.generation)
+
+    def shutdown(self) -> None:
+        """Leave the namespace. What was announced is left to its readers, or to its deadline."""
+        self._store.close()

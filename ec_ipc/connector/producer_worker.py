@@ -1,0 +1,68 @@
+"""The worker half on E: copies each encoder output into the arena, once, and publishes it."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from ec_ipc._core import Outcome
+from ec_ipc.errors import ECIPCError
+
+if TYPE_CHECKING:
+    import torch
+
+    from ec_ipc.connector.metadata import StepMetadata
+    from ec_ipc.store import Store
+
+logger = logging.getLogger(__name__)
+
+_REASONS = {
+    Outcome.ARENA_FULL: "the arena is full of embeddings that are still to be read",
+    Outcome.TOO_LARGE: "it is larger than the arena",
+    Outcome.DIRECTORY_FULL: "all max_items entries of the directory are in use",
+    Outcome.WRITING_ELSEWHERE: "another engine is writing it",
+    Outcome.WRITING_HERE: "it is being written already",
+}
+
+
+class ProducerWorker:
+    """Publishes what the scheduler asks for. Never raises into vLLM: an item that cannot be published
+    is left out, with a warning once per reason, and counted as ``publish_skipped``."""
+
+    def __init__(self, store: "Store") -> None:
+        self._store = store
+        self._saves: dict[str, int] = {}
+        self._said: set[str] = set()
+
+    def start_save_caches(self, meta: "StepMetadata", encoder_cache: dict[str, "torch.Tensor"]) -> None:
+        """Publish again what this step needs, is cached here, and has been freed meanwhile."""
+        self._saves = dict(meta.saves)
+        for identifier in [i for i in self._saves if i in encoder_cache]:
+            if self._publish(identifier, encoder_cache) is Outcome.RESERVED:
+                self._store.segment.count("republished")
+
+    def save_caches(self, encoder_cache: dict[str, "torch.Tensor"], identifier: str) -> None:
+        """Publish an item that has just been encoded."""
+        if identifier in self._saves:
+            self._publish(identifier, encoder_cache)
+
+    def _publish(self, identifier: str, encoder_cache: dict[str, "torch.Tensor"]) -> Outcome | None:
+        announce = self._saves.pop(identifier)
+        try:
+            placement = self._store.publish(identifier, encoder_cache[identifier], announce)
+        except ECIPCError as error:
+            self._skip(identifier, str(error))
+            return None
+        reason = _REASONS.get(placement.outcome)
+        if reason is not None:
+            self._skip(identifier, reason)
+        return placement.outcome
+
+    def _skip(self, identifier: str, reason: str) -> None:
+        self._store.segment.count("publish_skipped")
+        self._store.segment.pressure += 1  # readers may hold more than they need
+        if reason not in self._said:
+            self._said.add(reason)
+            logger.warning(
+                "item %s is not published (publish_skipped): %s; said once for this reason",
+                identifier,
+                reason,
+            )

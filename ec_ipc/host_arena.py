@@ -1,0 +1,71 @@
+"""The arena in host memory: one POSIX shared-memory object, reserved and mapped in full at start."""
+
+import torch
+
+from ec_ipc import _core, dtypes, shared_memory
+from ec_ipc.arena import Arena, ArenaMapping
+from ec_ipc.errors import ArenaUnavailable
+from ec_ipc.names import arena_name
+from ec_ipc.segment import DEFAULT_MODE, HOST
+
+
+class HostArena(Arena):
+    """A producer's block of shared host memory."""
+
+    kind = HOST
+
+    def __init__(self, mapping: _core.Mapping) -> None:
+        self.nbytes = mapping.nbytes
+        self._bytes: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
+
+    def write(self, offset: int, source: torch.Tensor) -> None:
+        if self._bytes is None:
+            raise ArenaUnavailable("the arena has been closed; open a new store to publish")
+        extent = self._bytes[offset : offset + source.numel() * source.element_size()]
+        extent.view(source.dtype).view(source.shape).copy_(source.detach())
+
+    def close(self) -> None:
+        self._bytes = None
+
+
+class HostArenaMapping(ArenaMapping):
+    """A host arena as a reader sees it. The memory stays mapped until the last view has died."""
+
+    def __init__(self, mapping: _core.Mapping) -> None:
+        self._mapping = mapping
+
+    def view(self, pin: _core.Pin) -> torch.Tensor:
+        dtype = dtypes.decode(pin.dtype, pin.shape, pin.nbytes)
+        pin.attach(self._mapping)
+        return torch.frombuffer(pin, dtype=dtype).view(pin.shape)
+
+
+def create(
+    segment: _core.Segment, name: str, nbytes: int, timeout_s: float
+) -> tuple[HostArena, HostArenaMapping]:
+    """Reserve a new block, map it, and write its record into the directory."""
+    block = arena_name(name, segment.incarnation)
+    shared_memory.unlink(block)  # left by a segment of this name that was removed under its engines
+    fd = shared_memory.create(block, DEFAULT_MODE)
+    try:
+        with shared_memory.closing_on_error(fd):
+            shared_memory.reserve(fd, block, nbytes, DEFAULT_MODE)
+        mapping = _core.Mapping(fd, nbytes, populate=True)  # owns fd
+        segment.set_arena(
+            HOST, nbytes, bytes(_core.DEVICE_BYTES), bytes(_core.HANDLE_BYTES), segment.incarnation, timeout_s
+        )
+    except BaseException:
+        shared_memory.unlink(block)
+        raise
+    return HostArena(mapping), HostArenaMapping(mapping)
+
+
+def map_record(record: _core.ArenaRecord, name: str) -> HostArenaMapping:
+    """Map another participant's block by its name."""
+    block = arena_name(name, record.incarnation)
+    fd = shared_memory.open_existing(block)
+    if fd is None:
+        raise ArenaUnavailable(f"host arena {block} is gone: its owner has ended")
+    with shared_memory.closing_on_error(fd):
+        shared_memory.check_owner_and_mode(fd, block, DEFAULT_MODE)
+    return HostArenaMapping(_core.Mapping(fd, record.nbytes, populate=True))

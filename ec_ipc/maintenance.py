@@ -1,0 +1,77 @@
+"""The timer of a participant: an idle process frees what the dead held and what nobody read.
+
+The thread holds its store by a weak reference, so a store that is forgotten can be collected.
+"""
+
+import atexit
+import logging
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from ec_ipc.errors import ECIPCError, ForkedHandle, LockTimeout
+
+if TYPE_CHECKING:
+    from ec_ipc.store import Store
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 0.5
+
+_open_stores: "weakref.WeakSet[Store]" = weakref.WeakSet()
+
+
+class Maintenance:
+    """Calls ``store.maintain()`` every PERIOD_S seconds until stopped."""
+
+    def __init__(self, store: "Store") -> None:
+        self._store = weakref.ref(store)
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        store = self._store()
+        if store is None:
+            return
+        _open_stores.add(store)
+        weakref.finalize(store, self._stop.set)
+        self._thread = threading.Thread(
+            target=_run, args=(self._store, self._stop), name="ec_ipc-maintenance", daemon=True
+        )
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        thread, self._thread = self._thread, None
+        if thread is not None and thread is not threading.current_thread():
+            thread.join()
+
+
+def _run(reference: "weakref.ref[Store]", stop: threading.Event) -> None:
+    said: set[str] = set()
+    while not stop.wait(PERIOD_S):
+        store = reference()
+        if store is None:
+            return
+        try:
+            store.maintain()
+        except ForkedHandle:
+            return
+        except LockTimeout as error:
+            logger.debug("maintenance of namespace %s: %s", store.namespace, error)
+        except ECIPCError as error:
+            if str(error) not in said:
+                said.add(str(error))
+                logger.warning("maintenance of namespace %s: %s", store.namespace, error)
+        del store
+
+
+@atexit.register
+def _close_open_stores() -> None:
+    for store in list(_open_stores):
+        store.close()
+
+
+# A forked child has neither the thread nor the locks' holders: it must not close what is its parent's.
+os.register_at_fork(after_in_child=_open_stores.clear)
