@@ -1,0 +1,19 @@
+"""What all tests share: namespaces of their own, and a check that nothing stays behind."""
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from ec_ipc import names
+
+
+@pytest.fixture
+def namespace() -> Iterator[str]:
+    """A namespace that nobody else uses. Whatever the test leaves of it is a fault."""
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    yield name
+    left = sorted(path.name for path in names.SHARED_MEMORY_DIRECTORY.glob(f"ec_ipc.*.{name}*"))
+    for file in left:
+        (names.SHARED_MEMORY_DIRECTORY / file).unlink()
+    assert not left, f"left in {names.SHARED_MEMORY_DIRECTORY}: {left}"
