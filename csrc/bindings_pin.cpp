@@ -1,0 +1,88 @@
+// Mapping and Pin, with the buffer protocol: a view keeps its exporter, and so its hold, alive.
+#include "bindings.h"
+
+namespace ec_ipc::bindings {
+namespace {
+
+int no_buffer(Py_buffer* view, const char* why) {
+  PyErr_SetString(PyExc_BufferError, why);
+  view->obj = nullptr;
+  return -1;
+}
+
+int mapping_getbuffer(PyObject* self, Py_buffer* view, int flags) {
+  if (!nb::inst_ready(self)) return no_buffer(view, "this Mapping was not made by its constructor");
+  const Memory& memory = *nb::inst_ptr<PyMapping>(self)->memory;
+  return PyBuffer_FillInfo(view, self, memory.data(), static_cast<Py_ssize_t>(memory.size()), 0, flags);
+}
+
+int pin_getbuffer(PyObject* self, Py_buffer* view, int flags) {
+  if (!nb::inst_ready(self)) return no_buffer(view, "a Pin comes from Segment.pin()");
+  const PyPin& pin = *nb::inst_ptr<PyPin>(self);
+  if (pin.attached == nullptr) return no_buffer(view, "the pin has no memory yet; call attach() first");
+  const Fields& fields = pin.hold.found().fields;
+  auto* data = static_cast<std::byte*>(pin.attached->data()) + fields.offset;
+  return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(fields.nbytes), 0, flags);
+}
+
+PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(mapping_getbuffer)}, {0, nullptr}};
+PyType_Slot pin_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pin_getbuffer)}, {0, nullptr}};
+
+PyMapping make_mapping(int fd, u64 nbytes, bool populate) {
+  const OwnedFd owned(fd);
+  const u64 size = file_size(fd);
+  if (nbytes == 0 || nbytes > size) {
+    throw SegmentError("the arena's memory has " + std::to_string(size) + " bytes, but its record says " +
+                       std::to_string(nbytes) + "; its owner must make it again");
+  }
+  const nb::gil_scoped_release released;
+  return {std::make_shared<Memory>(fd, nbytes, populate)};
+}
+
+void attach(PyPin& pin, const PyMapping& mapping) {
+  const Fields& fields = pin.hold.found().fields;
+  if (pin.hold.released())
+    throw SegmentError("the pin is released: its extent may be in use by another item");
+  if (fields.nbytes > mapping.memory->size() || fields.offset > mapping.memory->size() - fields.nbytes) {
+    throw SegmentError("the extent of entry " + std::to_string(pin.hold.found().token.entry) +
+                       " ends at byte " + std::to_string(fields.offset + fields.nbytes) +
+                       ", but the mapping has " + std::to_string(mapping.memory->size()) +
+                       "; map the arena that the pin names");
+  }
+  pin.attached = mapping.memory;
+}
+
+void release(PyPin& pin) {
+  if (pin.attached != nullptr) {
+    throw SegmentError("the pin is attached, so views of its bytes may be in use; drop the object instead");
+  }
+  pin.hold.release();
+}
+
+}  // namespace
+
+void bind_memory(nb::module_& m) {
+  using nb::literals::operator""_a;
+  nb::class_<PyMapping>(m, "Mapping", nb::type_slots(mapping_slots), nb::is_weak_referenceable())
+      .def(nb::new_(&make_mapping), "fd"_a, "nbytes"_a, "populate"_a)
+      .def_prop_ro("nbytes", [](const PyMapping& self) { return self.memory->size(); })
+      .def_prop_ro("address", [](const PyMapping& self) {
+        return reinterpret_cast<std::uintptr_t>(self.memory->data());
+      });
+
+  nb::class_<PyPin>(m, "Pin", nb::type_slots(pin_slots), nb::is_weak_referenceable())
+      .def_prop_ro("entry", [](const PyPin& self) { return self.hold.found().token.entry; })
+      .def_prop_ro("generation", [](const PyPin& self) { return self.hold.found().token.generation; })
+      .def_prop_ro("arena_slot", [](const PyPin& self) { return self.hold.found().fields.arena.slot; })
+      .def_prop_ro("arena_incarnation",
+                   [](const PyPin& self) { return self.hold.found().fields.arena.incarnation; })
+      .def_prop_ro("offset", [](const PyPin& self) { return self.hold.found().fields.offset; })
+      .def_prop_ro("nbytes", [](const PyPin& self) { return self.hold.found().fields.nbytes; })
+      .def_prop_ro("dtype", [](const PyPin& self) { return self.hold.found().fields.dtype; })
+      .def_prop_ro("shape", [](const PyPin& self) { return to_shape(self.hold.found().fields); })
+      .def_prop_ro("released", [](const PyPin& self) { return self.hold.released(); })
+      .def("attach", &attach, "mapping"_a)
+      .def("release", &release);
+}
+
+}  // namespace ec_ipc::bindings

@@ -1,0 +1,109 @@
+// The views that this process has, counted per entry.
+//
+// The word has one bit per participant, so several views in one process need a count beside it.
+// The steps 0 -> 1 and 1 -> 0 happen together with their swap under one mutex: otherwise two
+// threads reach, in six steps, a view whose bit is clear.
+#pragma once
+
+#include <limits>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "directory.h"
+
+namespace ec_ipc {
+
+template <class Policy>
+class Holds {
+ public:
+  explicit Holds(Directory<Policy>& directory) : directory_(directory), local_(directory.entry_count()) {}
+
+  std::optional<Found> pin(const Digest& key) {
+    const std::lock_guard guard(mutex_);
+    if (closed_) return std::nullopt;
+    std::optional<Found> pinned;
+    const auto& index = directory_.index();
+    index.visit_tagged(index.locate(key), [&](u64 i) {
+      if (directory_.word(i).state != State::kReady || directory_.digest(i) != key) return false;
+      pinned = pin_locked(i, &key, std::nullopt);
+      return pinned.has_value();
+    });
+    return pinned;
+  }
+
+  std::optional<Found> pin(Token token) {
+    const std::lock_guard guard(mutex_);
+    if (closed_ || !directory_.contains(token.entry)) return std::nullopt;
+    return pin_locked(token.entry, nullptr, token.generation);
+  }
+
+  // True when this was the last hold of a participant that is leaving: the caller ends it.
+  bool unpin(Token token) {
+    const std::lock_guard guard(mutex_);
+    Local& local = local_[token.entry];
+    if (local.count == 0 || local.generation != token.generation) {
+      directory_.count(kLateReleases);
+      return false;
+    }
+    --local.count;
+    --total_;
+    if (local.count == 0) directory_.clear_bit(token);
+    return closed_ && total_ == 0;
+  }
+
+  u64 total() {
+    const std::lock_guard guard(mutex_);
+    return total_;
+  }
+  // No new pins from now on. True when there is no hold left to wait for.
+  bool close() {
+    const std::lock_guard guard(mutex_);
+    closed_ = true;
+    return total_ == 0;
+  }
+  void open() {
+    const std::lock_guard guard(mutex_);
+    closed_ = false;
+  }
+  bool closed() {
+    const std::lock_guard guard(mutex_);
+    return closed_;
+  }
+
+ private:
+  struct Local {
+    std::uint32_t count = 0;
+    std::uint32_t generation = 0;
+  };
+
+  std::optional<Found> pin_locked(u64 i, const Digest* key, std::optional<std::uint32_t> generation) {
+    Local& local = local_[i];
+    std::optional<Found> found;
+    if (local.count == 0) {
+      found = directory_.set_bit(i, key, generation);
+    } else {
+      // Our bit is set, so the entry is READY and its fields stand still.
+      if (local.count == std::numeric_limits<std::uint32_t>::max()) return std::nullopt;
+      if (generation && *generation != local.generation) return std::nullopt;
+      found = Found{{i, local.generation}, directory_.word(i), directory_.fields(i)};
+      if ((key != nullptr && found->fields.digest != *key) || !directory_.readable(found->fields)) {
+        return std::nullopt;
+      }
+    }
+    if (!found) return std::nullopt;
+    local.generation = found->token.generation;
+    ++local.count;
+    ++total_;
+    directory_.store(directory_.entry(i).last_used_ns, directory_.policy().now_ns());
+    return found;
+  }
+
+  Directory<Policy>& directory_;
+  typename Policy::Mutex mutex_;
+  std::vector<Local> local_;
+  u64 total_ = 0;
+  bool closed_ = false;
+};
+
+}  // namespace ec_ipc

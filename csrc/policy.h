@@ -1,0 +1,50 @@
+// How directory code touches the world. A test may plug in another policy, for example one that
+// hands control to a scheduler at every shared access.
+//
+// A policy has:
+//   Mutex                                   excludes the threads of one process
+//   load, store, compare_exchange           of one shared 64-bit word, sequentially consistent
+//   now_ns                                  a clock that all processes of the node share
+//   alive(slot)                             whether that participant's lock byte is held
+#pragma once
+
+#include <time.h>
+
+#include <atomic>
+#include <mutex>
+
+#include "liveness.h"
+
+namespace ec_ipc {
+
+class SystemPolicy {
+ public:
+  using Mutex = std::mutex;
+
+  u64 load(const u64& word) const { return ref(word).load(std::memory_order_seq_cst); }
+  void store(u64& word, u64 value) const { ref(word).store(value, std::memory_order_seq_cst); }
+  // On failure `expected` is what the word was.
+  bool compare_exchange(u64& word, u64& expected, u64 desired) const {
+    return ref(word).compare_exchange_strong(expected, desired, std::memory_order_seq_cst);
+  }
+
+  u64 now_ns() const {
+    timespec now{};
+    ::clock_gettime(CLOCK_MONOTONIC, &now);
+    return static_cast<u64>(now.tv_sec) * 1'000'000'000 + static_cast<u64>(now.tv_nsec);
+  }
+
+  // One's own byte cannot be asked for through one's own descriptor: alive by definition.
+  bool alive(unsigned slot) const {
+    return static_cast<int>(slot) == own_slot.load(std::memory_order_relaxed) || lock_byte::alive(fd, slot);
+  }
+
+  int fd = -1;
+  std::atomic<int> own_slot{-1};
+
+ private:
+  static std::atomic_ref<u64> ref(const u64& word) { return std::atomic_ref<u64>(const_cast<u64&>(word)); }
+  static_assert(std::atomic_ref<u64>::is_always_lock_free);
+};
+
+}  // namespace ec_ipc
