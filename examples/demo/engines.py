@@ -15,6 +15,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -22,14 +23,17 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .supervise import descendants
+
 REPO = Path(__file__).resolve().parents[2]
 SUPERVISOR = Path(__file__).with_name("supervise.py")
 LOOPBACK = "127.0.0.1"
+MODEL_NAME = "model"  # what requests call the model, whatever its folder
 BOOT_TIMEOUT_S = 400.0
 STOP_TIMEOUT_S = 30.0  # the supervisor itself kills sooner
 PORT_TAKEN = ("Address already in use", "EADDRINUSE", "errno: 98")
@@ -109,9 +113,6 @@ class EngineSpec:
         return [*command, *self.args]
 
 
-MODEL_NAME = "model"  # what requests call the model, whatever its folder
-
-
 @dataclass(frozen=True)
 class ServerSpec:
     """Any other server, such as the proxy. ``command`` makes its command line from a port."""
@@ -128,45 +129,64 @@ class Server:
         self.spec = spec
         self.name = spec.name
         self.log = log_dir / f"{spec.name}.log"
+        self.scratch = scratch
+        self.boot_s = 0.0
         self._port = ReservedPort()
         self.port = self._port.number
         self.url = f"http://{LOOPBACK}:{self.port}"
-        self.started = time.monotonic()
-        self.boot_s = 0.0
+        self.log.unlink(missing_ok=True)
+        try:
+            self._launch()
+        except BaseException:
+            self._port.close()
+            raise
+
+    def _environment(self) -> dict[str, str]:
         environment = {**os.environ, **QUIET_ENV, **(CPU_ENV if on_cpu() else {})}
-        environment |= {"TMPDIR": str(scratch), "VLLM_CACHE_ROOT": str(REPO / ".cache" / "vllm")}
+        environment |= {"TMPDIR": str(self.scratch), "VLLM_CACHE_ROOT": str(REPO / ".cache" / "vllm")}
         path = [str(REPO), *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(path)
-        environment |= dict(spec.env)
+        return {**environment, "PYTHONPATH": os.pathsep.join(path), **self.spec.env}
+
+    def _launch(self) -> None:
+        self.started = time.monotonic()
         reader, self._control = os.pipe()
         try:
-            with self.log.open("wb") as log:
+            with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", str(SUPERVISOR), str(reader), *spec.command(self.port)],
+                    [sys.executable, "-I", str(SUPERVISOR), str(reader), *self.spec.command(self.port)],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=environment,
+                    env=self._environment(),
                     pass_fds=[reader],
                     start_new_session=True,
                 )
         except BaseException:
             os.close(self._control)
-            self._port.close()
             raise
         finally:
             os.close(reader)
 
-    @property
-    def supervisor_pid(self) -> int:
-        """All processes of the server are descendants of this one."""
-        return self._process.pid
+    def pids(self, title: str = "") -> list[int]:
+        """The living processes of the server, or those whose command line has ``title`` in it.
 
-    def pids(self) -> list[int]:
-        """The living processes of the server: first the API server, then what it started."""
-        from .supervise import descendants
+        vLLM gives its processes titles such as ``VLLM::EngineCore`` and ``VLLM::Worker``.
+        """
+        return [pid for pid in descendants(self._process.pid) if title in command_line(pid)]
 
-        return descendants(self._process.pid)
+    def send_signal(self, number: int, title: str = "") -> None:
+        for pid in self.pids(title):
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """All processes of the server stand still meanwhile."""
+        self.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.send_signal(signal.SIGCONT)
 
     def alive(self) -> bool:
         return self._process.poll() is None
@@ -208,32 +228,44 @@ class Server:
             if tick is not None:
                 tick()
             time.sleep(0.2)
-        self.boot_s = time.monotonic() - self.started
+        self.boot_s = self.boot_s or time.monotonic() - self.started
 
-    def stop(self) -> None:
-        """End the server. Returns when no process of it is left; may be called again."""
+    def wait_gone(self, timeout: float = STOP_TIMEOUT_S) -> None:
+        """Until no process of the server is left, for one that ends or was killed."""
+        self._process.wait(timeout)
+
+    def begin_stop(self) -> None:
+        """Tell it without waiting, so that several servers end side by side."""
         if self._control >= 0:
             os.close(self._control)
             self._control = -1
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            from .supervise import descendants
 
-            for pid in [*descendants(self._process.pid), self._process.pid]:
-                try:
-                    os.kill(pid, 9)
-                except ProcessLookupError:
-                    pass
-            self._process.wait()
+    def stop(self) -> None:
+        """End the server. Returns when no process of it is left; may be called again."""
+        self._end()
         self._port.close()
 
+    def restart(self) -> None:
+        """End what is left of it and start it again, on the same port. Does not wait."""
+        self._end()
+        self.boot_s = 0.0
+        self._launch()
 
-def _begin_stop(server: Server) -> None:
-    """Tell the supervisor without waiting, so that several servers end side by side."""
-    if server._control >= 0:
-        os.close(server._control)
-        server._control = -1
+    def _end(self) -> None:
+        self.begin_stop()
+        try:
+            self.wait_gone()
+        except subprocess.TimeoutExpired:
+            self.send_signal(signal.SIGKILL)
+            self._process.kill()
+            self._process.wait()
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
 
 
 @contextmanager
@@ -257,21 +289,28 @@ def start_all(
 
         def stop_all() -> None:
             for server in servers:
-                _begin_stop(server)
+                server.begin_stop()
             for server in servers:
                 server.stop()
+
+        def report() -> None:
+            for server in servers:
+                server.check()
+            if tick is not None:
+                tick(servers)
 
         stack.callback(stop_all)
         for spec in specs:
             servers.append(Server(spec, log_dir or scratch, scratch))
-        for index, spec in enumerate(specs):
-            report = None if tick is None else lambda: tick(servers)
+        for server in servers:
             try:
-                servers[index].wait_ready(timeout, report)
+                server.wait_ready(timeout, report)
             except ServerFailed:
-                if not servers[index].port_was_taken():
+                taken = [each for each in servers if not each.alive() and each.port_was_taken()]
+                if not taken:
                     raise
-                servers[index].stop()  # vLLM picks ports of its own, and may lose a race for one
-                servers[index] = Server(spec, log_dir or scratch, scratch)
-                servers[index].wait_ready(timeout, report)
+                for each in taken:  # vLLM picks ports of its own, and may lose a race for one
+                    each.restart()
+                for each in servers:
+                    each.wait_ready(timeout, report)
         yield servers
