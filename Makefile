@@ -1,0 +1,58 @@
+# Everything runs in .venv, which `make venv` makes. `make help` lists what there is.
+
+PYTHON ?= python3
+VENV ?= .venv
+export EC_IPC_VENV := $(abspath $(VENV))
+PY := $(VENV)/bin/python
+PYTEST := $(PY) -m pytest
+JOBS ?= $(shell nproc 2>/dev/null || echo 2)
+CPP_BUILD := build/cpp
+CPP_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
+IMAGES ?=
+
+export PATH := $(EC_IPC_VENV)/bin:$(PATH)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint format cpp unit e2e models clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv:  ## make the environment and build the project, as far as needed
+	@$(PYTHON) tools/venv.py
+
+demo: venv  ## two engines share embeddings, compared with one engine (IMAGES="a.png b.jpg")
+	@$(PY) -m examples.demo.demo $(IMAGES)
+
+test: lint cpp  ## everything that runs without a GPU: lint, C++ and Python tests, real engines
+	$(PYTEST) tests --ignore tests/gpu
+
+lint: venv  ## style and types of Python and C++
+	ruff check .
+	ruff format --check .
+	mypy --strict ec_ipc
+	clang-format --dry-run --Werror $(CPP_FILES)
+
+format: venv  ## put Python and C++ into shape
+	ruff check --fix .
+	ruff format .
+	clang-format -i $(CPP_FILES)
+
+cpp: venv  ## C++ tests
+	cmake -S . -B $(CPP_BUILD) -DEC_IPC_PYTHON=OFF -DEC_IPC_TESTS=ON
+	cmake --build $(CPP_BUILD) -j $(JOBS)
+	ctest --test-dir $(CPP_BUILD) --output-on-failure -j $(JOBS)
+
+unit: venv  ## Python tests that start no engine
+	$(PYTEST) tests --ignore tests/gpu --ignore tests/e2e
+
+e2e: venv  ## tests with real vLLM engines
+	$(PYTEST) tests/e2e
+
+models: venv  ## the tiny models, in .cache/models
+	$(PY) -m examples.demo.tiny_models
+
+clean:  ## remove what was built; .venv and the downloads stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f ec_ipc/_core*.so
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
