@@ -11,6 +11,7 @@ their own, still count as its own. Exits with the command's status.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -63,10 +64,8 @@ def _is_resource_tracker(pid: int) -> bool:
 
 def _send(pids: list[int], number: int) -> None:
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            pass
 
 
 class Supervisor:
@@ -128,6 +127,7 @@ class Supervisor:
     def end(self) -> None:
         if self.status is None:
             _send([self.first], signal.SIGTERM)
+            _send(descendants(os.getpid()), signal.SIGCONT)  # one that stands still would not notice
             self.all_gone_within(GRACE_S, but=True)
         else:  # its children notice by themselves, most of the time
             self.all_gone_within(1.0, but=True)
