@@ -9,8 +9,8 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 
-from ec_ipc import _core, shared_memory
-from ec_ipc.errors import SegmentError
+from ec_ipc import _core, names, shared_memory
+from ec_ipc.errors import ECIPCError, SegmentError
 from ec_ipc.keys import fingerprint_digest
 from ec_ipc.names import arena_name, arena_names, segment_name
 
@@ -200,6 +200,8 @@ def remove(namespace: str) -> str:
     try:
         shared_memory.check_owner(fd, name)
         _core.lock_creator(fd, LOCK_TIMEOUT_S)  # nobody joins from here on; closing fd gives it back
+        if not shared_memory.is_current(fd, name):
+            return "there is none"
         if _core.anyone_alive(fd):
             raise SegmentError(f"namespace {namespace} is in use ({_who(namespace)}); stop its engines first")
         for arena in arena_names(name):
@@ -217,3 +219,16 @@ def _who(namespace: str) -> str:
         return "of another layout"
     living = [p for p in directory.participants() if p.alive] if directory is not None else []
     return ", ".join(f"pid {p.pid}, {p.role}" for p in living) or "a participant has not yet left"
+
+
+def remove_abandoned() -> int:
+    """Remove each namespace of this user in which nobody lives. Returns how many are in use."""
+    in_use = 0
+    for namespace in names.namespaces():
+        try:
+            remove(namespace)
+        except FileNotFoundError:
+            pass
+        except ECIPCError:
+            in_use += 1
+    return in_use

@@ -7,8 +7,11 @@ from ec_ipc._core import State
 
 
 def collect(namespace: str | None = None) -> dict[str, Any]:
-    """The documented schema, as plain data. A segment that cannot be read is left out with its reason
-    in ``unreadable``."""
+    """The documented schema, as plain data.
+
+    Raises:
+        SegmentError: a segment cannot be read; the message says which and why.
+    """
     found = [namespace] if namespace is not None else list(names.namespaces())
     described = []
     for name in found:

@@ -257,7 +257,7 @@ class ConsumerScheduler:
         state.failed = True
         self._unavailable.add(state.request.request_id)
         logger.error(
-            "request %s fails: item %s came without pixels and %s; send the request through the encoder again",
+            "request %s fails: item %s has no pixels and %s; send the request through the encoder again",
             state.request.request_id,
             identifier,
             reason,

@@ -21,7 +21,9 @@ class SharedCacheScheduler(ConsumerScheduler):
         meta = super().build_connector_meta(output)
         for request_id, indices in output.scheduled_encoder_inputs.items():
             state = self._requests.get(request_id)
-            for index in indices if state is not None else ():
+            if state is None:
+                continue
+            for index in indices:
                 identifier = state.request.mm_features[index].identifier
                 if not is_request_scoped(identifier):
                     meta.saves[identifier] = 0
