@@ -161,8 +161,7 @@ class Directory {
   std::optional<Found> find(const Digest& key) const {
     std::optional<Found> best;
     index_.visit_tagged(index_.locate(key), [&](u64 i) {
-      if (word(i).state == State::kFree || digest(i) != key) return false;
-      std::optional<Found> found = snapshot(i);
+      const std::optional<Found> found = snapshot(i);
       if (!found || found->fields.digest != key || !readable(found->fields)) return false;
       best = found;
       return found->word.state == State::kReady;

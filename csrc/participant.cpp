@@ -151,11 +151,12 @@ void Participant::forget_own_arena() {
 void Participant::finish_leaving() noexcept {
   const auto slot = static_cast<unsigned>(directory_.slot());
   directory_.store(segment_.view().participants[slot].incarnation, 0);
-  directory_.set_slot(-1);
   incarnation_.store(0);
-  // SYNC POINT (Participant::take_slot): the byte last, when no word has our bit and no record
-  // names us, for from here on the slot may be somebody else's.
+  // SYNC POINT (Participant::take_slot): the byte after the last bit and the record, for from here
+  // on the slot may be somebody else's.
   lock_byte::unlock(segment_.fd(), lock_byte::kLiveness + slot);
+  // Our own view of it last: a join() of this handle must not lock the byte that we then unlock.
+  directory_.set_slot(-1);
 }
 
 bool Participant::anyone_else() const {
@@ -237,12 +238,21 @@ void Participant::count(Counter counter, u64 n) {
   directory_.count(counter, n);
 }
 
-u64 Participant::pressure() const { return directory_.load(segment_.view().header->pressure); }
+u64 Participant::pressure() const {
+  check_not_forked();
+  return directory_.load(segment_.view().header->pressure);
+}
+
 void Participant::set_pressure(u64 value) {
   check_not_forked();
   directory_.store(segment_.view().header->pressure, value);
 }
-u64 Participant::epoch() const { return directory_.epoch(); }
+
+u64 Participant::epoch() const {
+  check_not_forked();
+  return directory_.epoch();
+}
+
 u64 Participant::bump_epoch() {
   check_not_forked();
   return directory_.add(segment_.view().header->epoch, 1);

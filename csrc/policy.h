@@ -34,13 +34,10 @@ class SystemPolicy {
     return static_cast<u64>(now.tv_sec) * 1'000'000'000 + static_cast<u64>(now.tv_nsec);
   }
 
-  // One's own byte cannot be asked for through one's own descriptor: alive by definition.
-  bool alive(unsigned slot) const {
-    return static_cast<int>(slot) == own_slot.load(std::memory_order_relaxed) || lock_byte::alive(fd, slot);
-  }
+  // Of another open file than `fd`; the directory knows its own slot.
+  bool alive(unsigned slot) const { return lock_byte::alive(fd, slot); }
 
   int fd = -1;
-  std::atomic<int> own_slot{-1};
 
  private:
   static std::atomic_ref<u64> ref(const u64& word) { return std::atomic_ref<u64>(const_cast<u64&>(word)); }

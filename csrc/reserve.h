@@ -77,9 +77,8 @@ class Reserve {
   };
   struct Survey {
     u64 live = 0;
-    std::vector<Extent> used;          // of this arena, sorted
-    std::vector<Extent> needed;        // of these, what cannot be evicted
-    std::vector<Candidate> evictable;  // of this arena, least recently used first
+    std::vector<Extent> used;    // of this arena, sorted
+    std::vector<u64> evictable;  // entries of this arena that nobody needs
   };
   struct Position {
     ArenaRef arena;
@@ -132,7 +131,7 @@ class Reserve {
   // One pass over all words. Entries that are not FREE keep their fields under the writer byte.
   Survey look(const OwnArena& arena) const {
     Survey survey;
-    survey.used.reserve(64);
+    survey.used.reserve(d_.view().geometry.max_items);
     for (u64 i = 0; i < d_.entry_count(); ++i) {
       const Word w = d_.word(i);
       if (w.state == State::kFree) continue;
@@ -141,19 +140,29 @@ class Reserve {
       if (d_.load(e.arena) != arena.ref.pack()) continue;
       const u64 begin = std::min(d_.load(e.offset), arena.nbytes);
       const u64 length = std::min(d_.load(e.nbytes), arena.nbytes);
-      const Extent extent{begin, std::min(begin + align_up(length), arena.nbytes), i};
-      survey.used.push_back(extent);
-      if (w.idle() && w.announced == 0) {
-        survey.evictable.push_back({i, d_.load(e.last_used_ns)});
-      } else {
-        survey.needed.push_back(extent);
-      }
+      survey.used.push_back({begin, std::min(begin + align_up(length), arena.nbytes), i});
+      if (w.idle() && w.announced == 0) survey.evictable.push_back(i);
     }
     sort_extents(survey.used);
-    sort_extents(survey.needed);
-    std::sort(survey.evictable.begin(), survey.evictable.end(),
-              [](const Candidate& a, const Candidate& b) { return a.last_used < b.last_used; });
     return survey;
+  }
+
+  std::vector<Candidate> least_recently_used(const Survey& survey) const {
+    std::vector<Candidate> order;
+    for (u64 i : survey.evictable) order.push_back({i, d_.load(d_.entry(i).last_used_ns)});
+    std::sort(order.begin(), order.end(),
+              [](const Candidate& a, const Candidate& b) { return a.last_used < b.last_used; });
+    return order;
+  }
+
+  // What would be in use if all were evicted that can be.
+  static std::vector<Extent> needed(const Survey& survey) {
+    // Both lists come out of one pass over the entries, so this one is sorted by entry.
+    std::vector<Extent> rest;
+    for (const Extent& e : survey.used) {
+      if (!std::binary_search(survey.evictable.begin(), survey.evictable.end(), e.entry)) rest.push_back(e);
+    }
+    return rest;
   }
 
   bool place(const Survey& survey, const Probe& probe, u64 extent, const OwnArena& arena) const {
@@ -166,19 +175,20 @@ class Reserve {
   std::optional<Outcome> make_room(Survey& survey, const Probe& probe, u64 extent, const OwnArena& arena) {
     const u64 max_items = d_.view().geometry.max_items;
     if (survey.live - survey.evictable.size() >= max_items) return Outcome::kDirectoryFull;
-    if (!first_fit(survey.needed, arena.nbytes, extent)) return Outcome::kArenaFull;
+    if (!first_fit(needed(survey), arena.nbytes, extent)) return Outcome::kArenaFull;
 
+    const std::vector<Candidate> order = least_recently_used(survey);
     if (!longest_free(probe)) {
       const auto near = [&](const Candidate& c) {
         const u64 bucket = c.entry / kBucketEntries;
         return bucket == probe.bucket[0] || bucket == probe.bucket[1];
       };
-      for (const Candidate& c : std::vector<Candidate>(survey.evictable)) {
+      for (const Candidate& c : order) {
         if (near(c) && evict(survey, c.entry)) break;
       }
       if (!longest_free(probe)) return Outcome::kDirectoryFull;
     }
-    for (const Candidate& c : std::vector<Candidate>(survey.evictable)) {
+    for (const Candidate& c : order) {
       if (place(survey, probe, extent, arena)) return std::nullopt;
       evict(survey, c.entry);
     }
@@ -188,10 +198,8 @@ class Reserve {
 
   // A reader may pin it at this very moment: then it stays.
   bool evict(Survey& survey, u64 i) {
-    const auto same = [&](const auto& e) { return e.entry == i; };
-    std::erase_if(survey.evictable, same);
     if (!d_.swap(i, [](Word w, bool) { return step::evict(w); }).done) return false;
-    std::erase_if(survey.used, same);
+    std::erase_if(survey.used, [&](const Extent& e) { return e.entry == i; });
     --survey.live;
     d_.count(kEvicted);
     return true;
