@@ -158,15 +158,19 @@ class Stamp:
         self.path.write_text(self.wanted)
 
 
-def sources_hash() -> str:
-    """Changes with whatever the build of the project depends on."""
-    files = [REPO / name for name in PROJECT_FILES]
-    files += [path for path in sorted((REPO / "csrc").rglob("*")) if path.suffix in SOURCE_ENDINGS]
-    digest = hashlib.sha256(os.environ.get("CMAKE_ARGS", "").encode())
+def files_hash(files: list[Path]) -> str:
+    digest = hashlib.sha256()
     for path in files:
         if path.is_file():
             digest.update(f"{path.relative_to(REPO)}\0".encode() + path.read_bytes())
     return digest.hexdigest()
+
+
+def sources_hash() -> str:
+    """Changes with whatever the build of the project depends on."""
+    files = [REPO / name for name in PROJECT_FILES]
+    files += [path for path in sorted((REPO / "csrc").rglob("*")) if path.suffix in SOURCE_ENDINGS]
+    return files_hash(files) + os.environ.get("CMAKE_ARGS", "")
 
 
 def python_version(python: str) -> tuple[int, int] | None:
@@ -254,11 +258,15 @@ def install_project(vllm: str, progress: Progress) -> None:
     if stamp.fresh() and list((REPO / "ec_ipc").glob("_core*.so")):
         return
     check_compiler()
+    dependencies = Stamp("dependencies", f"{files_hash([REPO / 'pyproject.toml'])} {vllm}")
+    command = [venv_python(), "-m", "pip", "install", "-e", ".[dev]"]
+    if dependencies.fresh():  # only the build is old, and all that it needs is there
+        command = [*command[:-1], ".", "--no-deps", "--no-build-isolation"]
     try:
-        # What is installed already stays: vLLM wants exactly its own torch.
-        run([venv_python(), "-m", "pip", "install", "-e", ".[dev]"], progress)
+        run(command, progress)
     except subprocess.CalledProcessError as error:
         raise Failed(failure_text("Building the project", error)) from error
+    dependencies.write()
     stamp.write()
 
 

@@ -131,8 +131,10 @@ class Deployment:
         """Yields a dict that says, after the block, by how much each counter grew in it."""
         before = self.counters()
         delta: dict[str, int] = {}
-        yield delta
-        delta.update({name: value - before.get(name, 0) for name, value in self.counters().items()})
+        try:
+            yield delta
+        finally:
+            delta.update({name: value - before.get(name, 0) for name, value in self.counters().items()})
 
     def wait_until_idle(self, timeout: float = 2.0) -> dict[str, Any]:
         """Until nobody uses or expects shared memory. Returns the status. Raises StillInUse."""
