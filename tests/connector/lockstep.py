@@ -133,7 +133,9 @@ class LockstepEngine:
         self.scheduler = kind(
             vllm_config=self.config,
             kv_cache_config=KVCacheConfig(
-                num_blocks=self.blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
+                num_blocks=self.blocks,
+                kv_cache_tensors=[],
+                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
             ),
             structured_output_manager=StructuredOutputManager(self.config),
             block_size=BLOCK,
@@ -229,7 +231,10 @@ class LockstepEngine:
         for request_id, count in output.num_scheduled_tokens.items():
             for feature in self.features[request_id]:
                 place = feature.mm_position
-                if place.offset < starts[request_id] + count and place.offset + place.length > starts[request_id]:
+                if (
+                    place.offset < starts[request_id] + count
+                    and place.offset + place.length > starts[request_id]
+                ):
                     tensor = self.encoder_cache[feature.identifier]
                     assert torch.equal(tensor, encoded(feature.identifier, place.length))
 

@@ -49,7 +49,9 @@ def test_the_same_image_twice_in_a_request_is_announced_twice_and_read_once(star
     assert pd.loads == ["cat"] and held() == (0, 0, 0)
 
 
-def test_a_second_request_for_a_published_image_announces_and_does_not_encode(start: Start, held: Any) -> None:
+def test_a_second_request_for_a_published_image_announces_and_does_not_encode(
+    start: Start, held: Any
+) -> None:
     e, pd = start("ec_producer"), start("ec_consumer")
     first, second = encode(e, "a", Item("cat")), encode(e, "b", Item("cat"))
     assert e.encodes == ["cat"] and held()[2] == 2
@@ -106,7 +108,9 @@ def test_a_pd_request_aborted_at_any_step_gives_everything_back(
     assert held() == (0, 0, 0)
 
 
-def test_a_request_without_pixels_fails_alone_when_the_embedding_is_not_there(start: Start, held: Any) -> None:
+def test_a_request_without_pixels_fails_alone_when_the_embedding_is_not_there(
+    start: Start, held: Any
+) -> None:
     pd = start("ec_consumer")
     pd.add(make_request("bad", [Item("cat", pixels=False)], params={}))
     pd.add(make_request("good", [Item("dog")], params={}, max_tokens=3))
@@ -124,7 +128,9 @@ def test_a_request_without_pixels_fails_alone_when_the_rows_do_not_fit(start: St
     assert held() == (0, 0, 0)
 
 
-def test_a_request_with_pixels_encodes_itself_when_the_embedding_is_not_there(start: Start, held: Any) -> None:
+def test_a_request_with_pixels_encodes_itself_when_the_embedding_is_not_there(
+    start: Start, held: Any
+) -> None:
     pd = start("ec_consumer")
     pd.add(make_request("r", [Item("cat")]))
     pd.run()
@@ -146,7 +152,9 @@ def test_a_request_preempted_and_resumed_reads_again_without_pixels(start: Start
     params = {name: encode(e, name, Item(f"image {name}", rows=32)) for name in names}
     for name in names:
         pd.add(
-            make_request(name, [Item(f"image {name}", rows=32, pixels=False)], params=params[name], max_tokens=20)
+            make_request(
+                name, [Item(f"image {name}", rows=32, pixels=False)], params=params[name], max_tokens=20
+            )
         )
     pd.run(400)
     assert not pd.errors and set(pd.answers) >= set(names)

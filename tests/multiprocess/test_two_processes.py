@@ -227,7 +227,9 @@ def test_another_users_segment_is_refused(namespace: str) -> None:
 
 def test_an_arena_that_does_not_fit_says_what_is_needed_and_available(namespace: str) -> None:
     available = shared_memory.available_bytes()
-    with pytest.raises(OutOfSharedMemory, match=r"needs \d+ bytes and /dev/shm has \d+ available.*--shm-size"):
+    with pytest.raises(
+        OutOfSharedMemory, match=r"needs \d+ bytes and /dev/shm has \d+ available.*--shm-size"
+    ):
         Store.open(namespace, arena="host", arena_bytes=2 * available)
 
 
