@@ -66,7 +66,7 @@ def test_an_encoder_decoder_model_is_refused(model: str, namespace: str) -> None
 def test_a_manager_of_the_users_own_is_refused(model: str, namespace: str) -> None:
     config = engine_config(model, "ec_consumer", namespace)
     config.ec_manager_config.encoder_cache_manager_cls = "somebody.Manager"
-    with pytest.raises(ConfigurationError, match="names another, somebody.Manager"):
+    with pytest.raises(ConfigurationError, match=r"names another, somebody\.Manager"):
         ECIPCConnector(config, ECConnectorRole.SCHEDULER)
 
 
