@@ -157,7 +157,7 @@ def size(count: int) -> str:
 
 
 def row(number: int, wave: Wave) -> list[str]:
-    encoded = wave.delta.get("published", 0)
+    encoded = wave.delta.get("published", 0) - wave.delta.get("republished", 0)
     copied = wave.delta.get("localised", 0)
     return [
         str(number),

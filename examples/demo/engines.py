@@ -274,10 +274,11 @@ def start_all(
     log_dir: Path | None = None,
     timeout: float = BOOT_TIMEOUT_S,
     tick: Callable[[Sequence[Server]], None] | None = None,
+    wait: bool = True,
 ) -> Iterator[list[Server]]:
     """Start the servers side by side, wait until all answer, and stop them at the end.
 
-    Temporary files go to a folder that is removed at the end, and so do the logs unless
+    Without ``wait`` they are still coming up when the block begins. Temporary files go to a folder that is removed at the end, and so do the logs unless
     ``log_dir`` is given. ``tick`` is called with the servers while they come up.
     """
     with ExitStack() as stack:
@@ -302,7 +303,7 @@ def start_all(
         stack.callback(stop_all)
         for spec in specs:
             servers.append(Server(spec, log_dir or scratch, scratch))
-        for server in servers:
+        for server in servers if wait else ():
             try:
                 server.wait_ready(timeout, report)
             except ServerFailed:
