@@ -65,8 +65,7 @@ void bind_functions(nb::module_& m) {
       "fd"_a, "timeout_s"_a);
   m.def(
       "anyone_alive",
-      [](int fd) { return lock_byte::held_by_another(fd, lock_byte::kLiveness, kMaxParticipants); },
-      "fd"_a);
+      [](int fd) { return lock_byte::held_by_another(fd, lock_byte::kLiveness, kMaxParticipants); }, "fd"_a);
   m.def("unlock_creator", [](int fd) { lock_byte::unlock(fd, lock_byte::kCreator); }, "fd"_a);
 }
 

@@ -2,7 +2,8 @@
 //
 // A child inherits the open file descriptions, so the parent's lock bytes would outlive the parent
 // for as long as the child lives. The child closes its copies first thing, and never unlocks: an
-// unlock through a copy would take the lock from the parent.
+// unlock through a copy would take the lock from the parent. The mapping, which is a use of the open
+// file too, is kept from children altogether (Memory::keep_from_children).
 #pragma once
 
 namespace ec_ipc {

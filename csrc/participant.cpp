@@ -32,7 +32,7 @@ Participant::~Participant() { fork_guard::dismiss(this); }
 
 void Participant::orphan() noexcept {
   forked_.store(true);
-  segment_.close_fd();
+  segment_.abandon();
 }
 
 void Participant::check_not_forked() const {

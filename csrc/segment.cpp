@@ -91,7 +91,16 @@ Memory::Memory(int fd, std::size_t nbytes, bool populate) : nbytes_(nbytes) {
   }
 }
 
-Memory::~Memory() { ::munmap(data_, nbytes_); }
+Memory::~Memory() {
+  if (data_ != nullptr) ::munmap(data_, nbytes_);
+}
+
+void Memory::keep_from_children() {
+  if (::madvise(data_, nbytes_, MADV_DONTFORK) != 0) {
+    throw SegmentError("keeping the segment's mapping from forked children failed: " +
+                       std::generic_category().message(errno));
+  }
+}
 
 u64 file_size(int fd) {
   struct stat status{};
@@ -170,6 +179,9 @@ Segment::Segment(int fd)
     throw SegmentError("setting close-on-exec on the segment's descriptor failed: " +
                        std::generic_category().message(errno));
   }
+  // A mapping counts as a use of the open file, like a descriptor: in a child that lives on it would
+  // keep the lock bytes of a parent that has died.
+  memory_.keep_from_children();
   fingerprint_ = view_.header->fingerprint;
   const auto* text = reinterpret_cast<const char*>(view_.header->description.data());
   description_.assign(text, ::strnlen(text, kDescriptionBytes));

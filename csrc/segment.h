@@ -29,6 +29,9 @@ class Memory {
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
   ~Memory();
+  // A forked child gets no copy, and must abandon() what its parent's object said.
+  void keep_from_children();
+  void abandon() noexcept { data_ = nullptr; }
   void* data() const { return data_; }
   std::size_t size() const { return nbytes_; }
 
@@ -51,7 +54,11 @@ class Segment {
   explicit Segment(int fd);  // owns fd, and closes it also when this throws
   const SegmentView& view() const { return view_; }
   int fd() const { return fd_.get(); }
-  void close_fd() noexcept { fd_.close(); }
+  // In a forked child: nothing of the parent's open file stays.
+  void abandon() noexcept {
+    memory_.abandon();
+    fd_.close();
+  }
   const Words<kFingerprintBytes>& fingerprint() const { return fingerprint_; }
   const std::string& description() const { return description_; }
 
