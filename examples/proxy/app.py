@@ -20,7 +20,7 @@ from proxy.encode import encode
 from proxy.errors import EngineFailure, ProxyError
 from proxy.forward import PDAnswer, forwarded, send_to_pd
 from proxy.grouping import Encoded
-from proxy.items import find_items
+from proxy.items import brings_embeddings, find_items
 from proxy.pool import Pool, probe_forever
 from proxy.rewrite import pd_request
 
@@ -94,8 +94,11 @@ class Proxy:
                     self.session, self.pds, body, headers, timeout_s=self.settings.timeout_s
                 )
             except EngineFailure as failure:
-                if not bare or not failure.retryable:
+                if not failure.retryable:
                     raise failure.as_error() from failure
+                if not bare:
+                    brought = brings_embeddings(request)
+                    raise failure.as_error(brought_sentence(failure) if brought else None) from failure
                 if again:
                     raise failure.as_error(gone_sentence(failure)) from failure
                 log.warning("[%s] %s; encoding again", headers.get("X-Request-Id"), failure)
@@ -103,12 +106,25 @@ class Proxy:
 
 
 def gone_sentence(failure: EngineFailure) -> str:
+    return _blame(
+        failure,
+        "without pixels: most likely the embedding was not there when it was read (expired, evicted, or "
+        "the encoder restarted); re-encoded once, failed again.",
+    )
+
+
+def brought_sentence(failure: EngineFailure) -> str:
+    return _blame(
+        failure,
+        "that came here without pixels: most likely no embedding with its uuid and size is there (never "
+        "encoded, expired, or evicted); send the media itself.",
+    )
+
+
+def _blame(failure: EngineFailure, request: str) -> str:
     what = f"answered {failure.status}" if failure.answered else failure.answer
     said = f" PD's answer: {failure.answer}" if failure.answered else ""
-    return (
-        f"PD {failure.url} {what} for a request without pixels: most likely the embedding was not there "
-        "when it was read (expired, evicted, or the encoder restarted); re-encoded once, failed again." + said
-    )
+    return f"PD {failure.url} {what} for a request {request}{said}"
 
 
 class EventStream(StreamingResponse):

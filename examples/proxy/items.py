@@ -60,6 +60,11 @@ def find_items(request: Mapping[str, Any], *, url_salt: str | None = None) -> li
     return items
 
 
+def brings_embeddings(request: Mapping[str, Any]) -> bool:
+    """Whether the client itself sent media without its content, as vLLM's `image_embeds` and the like."""
+    return any(str(part.get("type", "")).endswith("_embeds") for _, _, part in _parts(request))
+
+
 def takes_audio_from_video(request: Mapping[str, Any]) -> bool:
     """Whether vLLM makes an audio item of every video, so that the engines see more than was sent."""
     options = request.get("mm_processor_kwargs")
