@@ -33,7 +33,7 @@ class CMakeBuild(build_ext):
             str(build_dir),
             "-G",
             "Ninja",
-            f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'RelWithDebInfo'}",
+            f"-DCMAKE_BUILD_TYPE={'Debug' if self.debug else 'Release'}",
             f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target_dir}",
             f"-DPython_EXECUTABLE={sys.executable}",
         ]

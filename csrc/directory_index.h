@@ -44,12 +44,17 @@ class DirectoryIndex {
   // Calls visit(entry) for each entry with this tag until it returns true.
   template <class Visit>
   bool visit_tagged(const Probe& p, Visit&& visit) const {
+    // Both tags of a word are compared at once: a half of `differs` that is zero borrows.
+    constexpr u64 kOnes = 0x0000000100000001ULL;
+    constexpr u64 kTops = 0x8000000080000000ULL;
+    const u64 wanted = p.tag * kOnes;
     for (u64 bucket : p.bucket) {
       const u64 first = bucket * kBucketEntries;
       for (unsigned pair = 0; pair < kBucketEntries / 2; ++pair) {
-        const u64 tags = policy_.load(tags_[first / 2 + pair]);
-        if (static_cast<std::uint32_t>(tags) == p.tag && visit(first + 2 * pair)) return true;
-        if (static_cast<std::uint32_t>(tags >> 32) == p.tag && visit(first + 2 * pair + 1)) return true;
+        const u64 differs = policy_.load(tags_[first / 2 + pair]) ^ wanted;
+        if (((differs - kOnes) & ~differs & kTops) == 0) continue;
+        if (static_cast<std::uint32_t>(differs) == 0 && visit(first + 2 * pair)) return true;
+        if (differs >> 32 == 0 && visit(first + 2 * pair + 1)) return true;
       }
     }
     return false;

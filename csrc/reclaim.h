@@ -25,7 +25,7 @@ class Reclaim {
     Maintained done;
     for (u64 i = 0; i < d_.entry_count(); ++i) {
       if (d_.word(i).state == State::kFree) continue;
-      done.reclaimed += clear_bits(i, dead);
+      if (dead != 0) done.reclaimed += clear_bits(i, dead);
       if (expire(i)) ++done.expired;
       if (discard_void(i, dead)) ++done.evicted;
     }

@@ -1,7 +1,9 @@
 """The C++ core: the directory segment, its entry words and locks.
 
 It moves integers and bytes only. Tensors, names of shared memory and policy live in Python.
-A token is ``(entry, generation)``. All times are seconds; all sizes are bytes.
+A token is ``(entry, generation)``; one that cannot exist names no entry. All times are seconds; all
+sizes are bytes. Arguments of a wrong length or range are a ValueError. In a forked child every call
+on a handle raises ForkedHandle, and releases do nothing.
 """
 
 from typing import ClassVar
@@ -73,7 +75,7 @@ class Found:
 
 class Placement:
     outcome: Outcome
-    entry: int
+    entry: int  # -1, like the generation, when there is no entry to name
     generation: int
     offset: int  # RESERVED only
 
@@ -120,7 +122,8 @@ class Segment:
     """A mapped directory segment and, after join(), one participant in it."""
 
     def __init__(self, fd: int) -> None:
-        """Takes ownership of fd, maps it and checks every number in the header."""
+        """Takes ownership of fd, maps it and checks every number in the header. Closes fd also when
+        it raises. fd must be an open file of its own (no dup): the lock bytes belong to that."""
     max_items: int
     nbytes: int
     fingerprint: bytes
@@ -150,18 +153,24 @@ class Segment:
     ) -> Placement: ...
     def fits(self, arena_slot: int, nbytes: int) -> bool:
         """Whether an extent is free in that arena, counting what could be evicted or has expired."""
+    # False, and nothing changed, when the token is not of an entry that this participant is writing.
     def publish(self, entry: int, generation: int, announce: int = 0) -> bool: ...
     def abort(self, entry: int, generation: int) -> bool: ...
     def announce(self, digest: bytes, n: int, ttl_s: float, timeout_s: float) -> Placement: ...
+    # None also after leave(); SegmentError before join().
     def pin(self, digest: bytes) -> Pin | None: ...
     def pin_token(self, entry: int, generation: int) -> Pin | None: ...
+    # True when the token is current, though the counter may be 0 or full; else a late release.
     def settle(self, entry: int, generation: int, n: int = 1) -> bool: ...
     def settle_key(self, digest: bytes, n: int = 1) -> bool: ...
     def maintain(self, timeout_s: float) -> Maintained:
-        """Reclaim every dead participant, expire what is overdue, free what lies in dead arenas."""
+        """Reclaim every dead participant, expire what is overdue, free what lies in dead arenas or
+        is of an older epoch. Needs no join."""
     def set_arena(
         self, kind: int, nbytes: int, device: bytes, handle: bytes, canary: int, timeout_s: float
-    ) -> None: ...
+    ) -> None:
+        """Once per join: the arena is named by this participant's slot and incarnation. Shorter
+        device and handle bytes are padded with zeroes."""
     def arena(self, slot: int) -> ArenaRecord | None: ...
     def arenas(self) -> list[ArenaRecord]: ...
     def arena_used(self, slot: int) -> int:

@@ -96,6 +96,31 @@ TEST(thousands_of_keys_are_found_while_as_many_live) {
   CHECK(missed == 0);
 }
 
+TEST(when_both_buckets_are_full_one_of_theirs_is_evicted_or_the_key_refused) {
+  constexpr u64 kItems = 256;
+  constexpr u64 kBuckets = 2 * kItems / kBucketEntries;
+  const TestSegment segment(kItems);
+  const auto e = segment.producer(kItems * kAlignment);
+  const Probe wanted = probe(key(0), kBuckets);
+  const auto same_buckets = [&](u64 number) {
+    const Probe p = probe(key(number), kBuckets);
+    return (p.bucket[0] == wanted.bucket[0] && p.bucket[1] == wanted.bucket[1]) ||
+           (p.bucket[0] == wanted.bucket[1] && p.bucket[1] == wanted.bucket[0]);
+  };
+  std::vector<u64> numbers;
+  for (u64 i = 0; numbers.size() < 2 * kBucketEntries + 2; ++i) {
+    if (same_buckets(i)) numbers.push_back(i);
+  }
+  for (unsigned i = 0; i < 2 * kBucketEntries; ++i) {
+    // The last but one is the only one that may go.
+    const bool evictable = i == 2 * kBucketEntries - 2;
+    CHECK(put(*e, request(numbers[i], 64, !evictable, !evictable)).outcome == Outcome::kReserved);
+  }
+  CHECK(put(*e, request(numbers[32], 64, 1)).outcome == Outcome::kReserved);
+  CHECK(!e->find(key(numbers[30])) && e->find(key(numbers[31])) && e->find(key(numbers[32])));
+  CHECK(e->reserve(request(numbers[33], 64), kPatience).outcome == Outcome::kDirectoryFull);
+}
+
 TEST(eviction_takes_the_least_recently_used_of_the_own_arena) {
   const TestSegment segment;
   const auto e = segment.producer(4 * kAlignment);
