@@ -278,8 +278,9 @@ def start_all(
 ) -> Iterator[list[Server]]:
     """Start the servers side by side, wait until all answer, and stop them at the end.
 
-    Without ``wait`` they are still coming up when the block begins. Temporary files go to a folder that is removed at the end, and so do the logs unless
-    ``log_dir`` is given. ``tick`` is called with the servers while they come up.
+    Without ``wait`` they are still coming up when the block begins. Temporary files go to a
+    folder that is removed at the end, and so do the logs unless ``log_dir`` is given. ``tick``
+    is called with the servers while they come up.
     """
     with ExitStack() as stack:
         scratch = Path(tempfile.mkdtemp(prefix="ec-"))  # short: sockets are made in there

@@ -18,10 +18,12 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Callable
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-GRACE_S = 15.0  # from SIGTERM to SIGKILL
+GRACE_S = 15.0  # for the first process, from SIGTERM to SIGKILL
+CHILD_GRACE_S = 1.0  # for its children, once it has ended
 QUIET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # here only the pipe counts
 TRACKER_GRACE_S = 3.0  # for Python's resource trackers, which unlink shared memory
 
@@ -103,13 +105,11 @@ class Supervisor:
             if pid == self.first:
                 self.status = os.waitstatus_to_exitcode(status)
 
-    def all_gone_within(self, seconds: float, but: bool = False) -> bool:
-        """Wait until nothing is left; with ``but``, resource trackers may be."""
+    def within(self, seconds: float, condition: Callable[[], bool]) -> bool:
         end = time.monotonic() + seconds
         while True:
             self.reap()
-            left = descendants(os.getpid())
-            if not [pid for pid in left if not (but and _is_resource_tracker(pid))]:
+            if condition():
                 return True
             if time.monotonic() > end:
                 return False
@@ -125,20 +125,19 @@ class Supervisor:
                 return
 
     def end(self) -> None:
+        def victims() -> list[int]:
+            return [pid for pid in descendants(os.getpid()) if not _is_resource_tracker(pid)]
+
         if self.status is None:
             _send([self.first], signal.SIGTERM)
             _send(descendants(os.getpid()), signal.SIGCONT)  # one that stands still would not notice
-            self.all_gone_within(GRACE_S, but=True)
-        else:  # its children notice by themselves, most of the time
-            self.all_gone_within(1.0, but=True)
-        victims = [pid for pid in descendants(os.getpid()) if not _is_resource_tracker(pid)]
-        while victims:
-            _send(victims, signal.SIGKILL)
-            self.all_gone_within(0.5, but=True)
-            victims = [pid for pid in descendants(os.getpid()) if not _is_resource_tracker(pid)]
-        if not self.all_gone_within(TRACKER_GRACE_S):
+            self.within(GRACE_S, lambda: self.status is not None)
+        self.within(CHILD_GRACE_S, lambda: not victims())
+        while not self.within(0.2, lambda: not victims()):
+            _send(victims(), signal.SIGKILL)
+        if not self.within(TRACKER_GRACE_S, lambda: not descendants(os.getpid())):
             _send(descendants(os.getpid()), signal.SIGKILL)
-            self.all_gone_within(1.0)
+            self.within(1.0, lambda: not descendants(os.getpid()))
 
 
 def main() -> int:
