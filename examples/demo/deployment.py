@@ -178,9 +178,9 @@ def ec_ipc() -> str:
 
 
 def segments(namespace: str) -> list[Path]:
-    """The namespace's files in /dev/shm."""
-    name = f"ec_ipc.{os.getuid()}.{namespace}"
-    return [path for path in SHM.iterdir() if path.name == name or path.name.startswith(f"{name}.")]
+    """The namespace's files in /dev/shm: its directory, and ``:<number>`` for each arena."""
+    name = f"ec_ipc.{os.geteuid()}.{namespace}"
+    return [path for path in SHM.iterdir() if path.name == name or path.name.startswith(f"{name}:")]
 
 
 def remove_namespace(namespace: str) -> list[Path]:

@@ -268,6 +268,17 @@ def command_line(pid: int) -> str:
         return ""
 
 
+def make_scratch() -> Path:
+    """A folder for temporary files. Those of processes that were killed are removed.
+
+    The name is short because sockets are made in there.
+    """
+    for old in Path(tempfile.gettempdir()).glob("ec-[0-9]*-*"):
+        if not Path("/proc", old.name.split("-")[1]).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"ec-{os.getpid()}-"))
+
+
 @contextmanager
 def start_all(
     *specs: EngineSpec | ServerSpec,
@@ -283,7 +294,7 @@ def start_all(
     is called with the servers while they come up.
     """
     with ExitStack() as stack:
-        scratch = Path(tempfile.mkdtemp(prefix="ec-"))  # short: sockets are made in there
+        scratch = make_scratch()
         stack.callback(shutil.rmtree, scratch, ignore_errors=True)
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)
