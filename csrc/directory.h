@@ -180,7 +180,7 @@ class Directory {
     if (!before.is(State::kWriting, token.generation) || before.holders != bit) return false;
     const u64 nbytes = load(e.nbytes);
     store(e.last_used_ns, policy_.now_ns());
-    // SYNC POINT (Holds::pin): the bytes were written before this swap; a reader reads them after
+    // SYNC POINT (Directory::set_bit): the bytes were written before this swap; a reader reads them after
     // its own swap has seen READY.
     const Swap swapped = swap(token.entry, [&](Word w, bool deallocate) {
       return step::publish(w, token.generation, bit, announced, deallocate);
@@ -215,7 +215,8 @@ class Directory {
       return generation && w.generation != *generation ? std::nullopt : step::pin(w, bit);
     });
     if (!pinned.done) return std::nullopt;
-    // SYNC POINT (Reserve::take): from the swap to the unpin nobody can reuse the entry. What was
+    // SYNC POINT (Reserve::take, Directory::publish): the swap saw READY, so the item's bytes are
+    // complete, and from the swap to the unpin nobody can reuse the entry. What was
     // read before the swap may be of an earlier life; what is read now is of this one.
     Found found{{i, pinned.after.generation}, pinned.after, fields(i)};
     if ((key == nullptr || found.fields.digest == *key) && readable(found.fields)) return found;

@@ -42,6 +42,7 @@ class DirectoryIndex {
   Probe locate(const Digest& digest) const { return probe(digest, bucket_count_); }
 
   // Calls visit(entry) for each entry with this tag until it returns true.
+  // SYNC POINT (DirectoryIndex::set_tag): tags are read before words, and stored before them.
   template <class Visit>
   bool visit_tagged(const Probe& p, Visit&& visit) const {
     // Both tags of a word are compared at once: a half of `differs` that is zero borrows.

@@ -116,8 +116,9 @@ unsigned Participant::take_slot(Reclaim<SystemPolicy>& reclaim) {
       ++remembered;
       continue;
     }
-    // Taken under the writer byte: whoever reclaims holds it too, and so never finds the slot
-    // between dead and alive.
+    // SYNC POINT (Participant::finish_leaving, Reclaim::run): taken under the writer byte. Whoever
+    // reclaims holds it too, and so never finds the slot between dead and alive; whoever left gave
+    // the byte back last, with nothing of theirs behind it.
     if (!lock_byte::try_lock(segment_.fd(), lock_byte::kLiveness + slot)) continue;
     reclaim.clean_slot(slot);
     return slot;

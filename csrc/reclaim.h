@@ -19,8 +19,8 @@ class Reclaim {
   explicit Reclaim(Directory<Policy>& directory) : d_(directory) {}
 
   Maintained run() {
-    // Liveness is asked for after the writer byte was taken: a slot that is dead now cannot be
-    // taken by somebody new before we have cleaned it.
+    // SYNC POINT (Participant::take_slot): liveness is asked for after the writer byte was taken: a slot that
+    // is dead now cannot be taken by somebody new before we have cleaned it.
     const u64 dead = dead_slots();
     Maintained done;
     for (u64 i = 0; i < d_.entry_count(); ++i) {

@@ -22,6 +22,21 @@ TEST(overlapping_extents_are_all_in_use) {
   CHECK(first_fit(used, 2048, 512) == 1024u);
 }
 
+TEST(many_extents_are_sorted_whether_spread_or_crowded) {
+  for (const std::uint64_t spread : {4096u, 1u}) {
+    std::vector<Extent> used;
+    for (std::uint64_t i = 0; i < 1000; ++i) {
+      const std::uint64_t begin = (i * 7919 % 1000) * spread;
+      used.push_back({begin, begin + 1, i});
+    }
+    used.push_back({1ULL << 50, (1ULL << 50) + 1, 1000});
+    sort_extents(used);
+    bool sorted = used.size() == 1001;
+    for (std::size_t i = 1; i < used.size(); ++i) sorted = sorted && used[i - 1].begin < used[i].begin;
+    CHECK(sorted);
+  }
+}
+
 TEST(sorting_is_by_where_they_begin) {
   std::vector<Extent> used = {{512, 768, 0}, {0, 256, 1}};
   sort_extents(used);
