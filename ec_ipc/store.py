@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 import torch
@@ -43,6 +43,7 @@ class Store:
         self._unmappable: set[tuple[int, int]] = set()
         self._mapping_lock = threading.Lock()
         self._maps_eagerly = False
+        self.on_maintenance: Callable[[], None] | None = None  # called by the timer after its own work
         self._closed = False
         self._maintenance = Maintenance(self)
 
@@ -260,6 +261,12 @@ class Store:
         segment.collect_dead(self.segment, self.name)
         if self._maps_eagerly:
             self.map_arenas()
+        if self.on_maintenance is not None:
+            self.on_maintenance()
+
+    def raise_pressure(self) -> None:
+        """Tell everybody that this producer is short of space: readers give up what they can spare."""
+        self.segment.pressure += 1  # a lost update is one signal for two
 
     def close(self) -> None:
         """Leave the namespace. Live views stay valid, and their holds are dropped as they die."""

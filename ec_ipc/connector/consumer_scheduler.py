@@ -73,6 +73,7 @@ class ConsumerScheduler:
         self._next_step = _Step()
         self._steps: deque[_Step] = deque()  # scheduled, not yet finished
         self._unavailable: set[str] = set()
+        self._freed: list[str] = []  # not yet told to the workers
         self._pressure = store.segment.pressure
 
     # The encoder-cache manager's questions
@@ -202,12 +203,17 @@ class ConsumerScheduler:
         self._steps.append(step)
         self._asking = None
         self._drop_insurance_under_pressure()
-        return StepMetadata(
+        self._freed += output.free_encoder_mm_hashes
+        meta = StepMetadata(
             loads=[
                 Load(identifier, pin.entry, pin.generation, pin.shape, pin.dtype)
                 for identifier, pin in step.pins.items()
-            ]
+            ],
+            freed=self._freed,
         )
+        if output.total_num_scheduled_tokens:  # without tokens V1 shows a consumer no metadata
+            self._freed = []
+        return meta
 
     def _drop_insurance_under_pressure(self) -> None:
         pressure = self._store.segment.pressure

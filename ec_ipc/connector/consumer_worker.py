@@ -1,6 +1,7 @@
 """The worker half on PD: puts views of the arena into vLLM's encoder cache."""
 
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +19,12 @@ logger = logging.getLogger(__name__)
 
 class ConsumerWorker:
     """Loads what the scheduler holds. Never raises into vLLM: an item that cannot be loaded is reported
-    to the scheduler, which fails its requests, and zeros keep the step alive until then."""
+    to the scheduler, which fails its requests, and zeros keep the step alive until then.
+
+    Views stay in vLLM's cache as long as vLLM likes. When a producer is short of space they are
+    *localised*: copied out and swapped, so that the hold ends. That happens in a step, or, as a quiet
+    engine runs no steps, from the store's timer; the two exclude each other.
+    """
 
     def __init__(self, store: "Store", copies: bool, device: "torch.device", counts_reads: bool) -> None:
         self._store = store
@@ -26,28 +32,63 @@ class ConsumerWorker:
         self._device = device
         self._counts_reads = counts_reads
         self._failed: set[str] = set()
+        self._encoder_cache: dict[str, torch.Tensor] = {}
+        self._views: dict[str, int] = {}  # item in vLLM's cache -> address of its bytes in an arena
+        self._in_step = threading.Lock()
+        self._pressure = store.segment.pressure
+        store.on_maintenance = self._localise_when_quiet
 
     def start_load_caches(self, meta: "StepMetadata", encoder_cache: dict[str, torch.Tensor]) -> None:
         """A view for each item of this step; an older one under the same name is replaced."""
-        for load in meta.loads:
-            try:
-                encoder_cache[load.identifier] = self._load(load)
-            except ECIPCError as error:
-                logger.error("item %s cannot be loaded: %s", load.identifier, error)
-                self._failed.add(load.identifier)
-                dtype = dtypes.of_code(load.dtype)
-                encoder_cache[load.identifier] = torch.zeros(load.shape, dtype=dtype, device=self._device)
+        with self._in_step:
+            self._encoder_cache = encoder_cache
+            for identifier in meta.freed:
+                # vLLM has removed it; the timer may have put its copy back at that very moment.
+                encoder_cache.pop(identifier, None)
+                self._views.pop(identifier, None)
+            for load in meta.loads:
+                encoder_cache[load.identifier] = self._load_or_zeros(load)
+            self._localise_under_pressure()
+
+    def _load_or_zeros(self, load: Load) -> torch.Tensor:
+        try:
+            return self._load(load)
+        except ECIPCError as error:
+            logger.error("item %s cannot be loaded: %s", load.identifier, error)
+            self._failed.add(load.identifier)
+            return torch.zeros(load.shape, dtype=dtypes.of_code(load.dtype), device=self._device)
 
     def _load(self, load: Load) -> torch.Tensor:
         pin = self._store.segment.pin_token(load.entry, load.generation)
         if pin is None:
             raise ArenaUnavailable("it was freed under the scheduler's hold; the directory is damaged")
-        tensor = self._store.view(pin)
+        view = self._store.view(pin)
         if self._counts_reads:
             self._store.segment.count("reads")
         if self._copies:
-            return tensor.to(self._device, copy=True)
-        return tensor.to(self._device)  # the view itself, when the arena is on this device
+            return view.to(self._device, copy=True)
+        tensor = view.to(self._device)  # the view itself, when the arena is on this device
+        if tensor is view:
+            self._views[load.identifier] = view.data_ptr()
+        return tensor
+
+    def _localise_when_quiet(self) -> None:
+        with self._in_step:
+            self._localise_under_pressure()
+
+    def _localise_under_pressure(self) -> None:
+        """Replace views by copies. A step that reads one meanwhile sees the same bytes in either."""
+        pressure = self._store.segment.pressure
+        if pressure == self._pressure:
+            return
+        self._pressure = pressure
+        views, self._views = self._views, {}
+        for identifier, address in views.items():
+            view = self._encoder_cache.get(identifier)
+            if view is None or view.data_ptr() != address:
+                continue  # vLLM has let go of it
+            self._encoder_cache[identifier] = view.clone()
+            self._store.segment.count("localised")
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         """What could not be loaded since the last report."""

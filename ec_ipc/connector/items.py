@@ -9,6 +9,8 @@ if TYPE_CHECKING:
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.v1.request import Request
 
+_TOKEN_LIMIT = 1 << 32
+
 TOKEN = "ec_ipc_token"  # key of an item's token in ec_transfer_params
 
 # vLLM's stand-in for a hash when neither cache needs one: a counter of this process.
@@ -48,10 +50,15 @@ def has_pixels(feature: "MultiModalFeatureSpec", resolver: "PlaceholderMetadataR
 
 
 def token_of(request: "Request", identifier: str) -> tuple[int, int] | None:
-    """The token that E returned for an item, as it reached this engine with the request."""
+    """The token that E returned for an item, as it reached this engine with the request.
+
+    It comes from the client, so anything that is no token counts as none.
+    """
     params: Any = request.ec_transfer_params
     entry = params.get(identifier) if isinstance(params, dict) else None
     token = entry.get(TOKEN) if isinstance(entry, dict) else None
-    if isinstance(token, (list, tuple)) and len(token) == 2 and all(type(part) is int for part in token):
-        return token[0], token[1]
-    return None
+    if not isinstance(token, (list, tuple)) or len(token) != 2:
+        return None
+    if not all(type(part) is int and 0 <= part < _TOKEN_LIMIT for part in token):
+        return None
+    return token[0], token[1]

@@ -18,10 +18,17 @@ class Load:
 
 @dataclass
 class StepMetadata(ECConnectorMetadata):
-    """One step's work: items to publish, with the reads to announce, and items to load."""
+    """One step's work.
+
+    Attributes:
+        saves: items to publish, each with the number of reads to announce.
+        loads: items to read.
+        freed: items that vLLM has taken out of its cache since the last step that reached a worker.
+    """
 
     saves: dict[str, int] = field(default_factory=dict)
     loads: list[Load] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)
 
 
 @dataclass

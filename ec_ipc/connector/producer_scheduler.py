@@ -96,6 +96,7 @@ class ProducerScheduler:
         now = time.monotonic()
         if state.waiting_since is None:
             state.waiting_since = now
+            self._store.raise_pressure()
         if now - state.waiting_since < self._config.wait_timeout_s:
             return False
         state.waits_no_more = True

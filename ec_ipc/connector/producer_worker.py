@@ -58,7 +58,7 @@ class ProducerWorker:
 
     def _skip(self, identifier: str, reason: str) -> None:
         self._store.segment.count("publish_skipped")
-        self._store.segment.pressure += 1  # readers may hold more than they need
+        self._store.raise_pressure()
         if reason not in self._said:
             self._said.add(reason)
             logger.warning(

@@ -86,9 +86,11 @@ def make_request(
 
 
 def engine_config(model: str, role: str, namespace: str, **extra: Any) -> VllmConfig:
-    """The configuration of an engine that uses our connector. ``args`` go to vLLM."""
+    """The configuration of an engine that uses our connector. ``args`` go to vLLM; ``widths`` are those of
+    its encoder, by modality."""
     args = extra.pop("args", {})
-    return EngineArgs(
+    widths = extra.pop("widths", {})
+    config = EngineArgs(
         model=model,
         dtype="float32",
         max_model_len=512,
@@ -101,6 +103,9 @@ def engine_config(model: str, role: str, namespace: str, **extra: Any) -> VllmCo
         },
         **args,
     ).create_engine_config()
+    assert config.ec_transfer_config is not None
+    config.ec_transfer_config.mm_encoder_output_widths = widths  # vLLM measures it when it has a model
+    return config
 
 
 @dataclass

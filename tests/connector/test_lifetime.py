@@ -188,3 +188,44 @@ def test_engines_in_the_role_ec_both_share_what_either_has_encoded(start: Start,
         engine.run()
     assert first.encodes == ["cat"] and second.encodes == [] and second.loads == ["cat"]
     assert held()[2] == 0
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        None,
+        7,
+        "ab",
+        [1],
+        [1, 2, 3],
+        ["1", "2"],
+        [1.0, 2.0],
+        [True, 1],
+        [-1, 1],
+        [1 << 80, 1],
+        [1, -(1 << 70)],
+    ],
+)
+def test_a_token_that_is_none_settles_nothing_and_harms_nobody(start: Start, held: Any, token: Any) -> None:
+    e, pd = start("ec_producer"), start("ec_consumer")
+    encode(e, "r", Item("cat"))
+    pd.add(make_request("r", [Item("cat")], params={"cat": {"ec_ipc_token": token}}))
+    pd.run()
+    assert pd.loads == ["cat"] and held()[2] == 1
+
+
+@pytest.mark.parametrize("params", [[], "text", {"cat": None}, {"cat": []}, {"dog": {}}, {}])
+def test_params_without_a_token_for_the_item_settle_nothing(start: Start, held: Any, params: Any) -> None:
+    e, pd = start("ec_producer"), start("ec_consumer")
+    encode(e, "r", Item("cat"))
+    pd.add(make_request("r", [Item("cat")], params=params))
+    pd.run()
+    assert pd.loads == ["cat"] and held()[2] == 1
+
+
+def test_a_request_without_params_settles_by_key(start: Start, held: Any) -> None:
+    e, pd = start("ec_producer"), start("ec_consumer")
+    encode(e, "r", Item("cat"))
+    pd.add(make_request("r", [Item("cat")]))
+    pd.run()
+    assert held() == (0, 0, 0)
