@@ -73,7 +73,7 @@ class Progress:
 
     def next(self, title: str) -> None:
         self.step += 1
-        self.title = title
+        self.title = title.split(" (")[0]
         self.said = time.monotonic()
         print(self._line(title), flush=True)
 
