@@ -129,7 +129,7 @@ class Directory {
     const ArenaSlot& record = view_.arenas[arena.slot];
     if (load(record.incarnation) != arena.incarnation) return std::nullopt;
     const u64 nbytes = load(record.nbytes);
-    // SYNC POINT (Participant::set_arena): incarnations are never used twice, so the same one
+    // SYNC POINT (Membership::set_arena): incarnations are never used twice, so the same one
     // before and after says that nbytes belongs to it.
     if (load(record.incarnation) != arena.incarnation) return std::nullopt;
     return nbytes;
@@ -173,9 +173,11 @@ class Directory {
 
   // WRITING -> READY, with the announcements that arrived while it was written.
   bool publish(Token token, u64 announced) const {
-    if (!contains(token.entry) || slot() < 0) return false;
+    // Asked for once: another thread may be leaving.
+    const int own = slot();
+    if (!contains(token.entry) || own < 0) return false;
     EntrySlot& e = entry(token.entry);
-    const u64 bit = own_bit();
+    const u64 bit = holder_bit(static_cast<unsigned>(own));
     const Word before = word(token.entry);
     if (!before.is(State::kWriting, token.generation) || before.holders != bit) return false;
     const u64 nbytes = load(e.nbytes);
@@ -193,8 +195,10 @@ class Directory {
   }
 
   bool abort(Token token) const {
-    if (!contains(token.entry) || slot() < 0) return false;
-    return swap(token.entry, [&](Word w, bool) { return step::abort(w, token.generation, own_bit()); }).done;
+    const int own = slot();
+    if (!contains(token.entry) || own < 0) return false;
+    const u64 bit = holder_bit(static_cast<unsigned>(own));
+    return swap(token.entry, [&](Word w, bool) { return step::abort(w, token.generation, bit); }).done;
   }
 
   bool settle(Token token, u64 n) const {

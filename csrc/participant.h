@@ -4,30 +4,18 @@
 
 #include <atomic>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "directory.h"
 #include "errors.h"
-#include "holds.h"
 #include "liveness.h"
+#include "membership.h"
 #include "policy.h"
-#include "reclaim.h"
-#include "reserve.h"
 #include "segment.h"
 
 namespace ec_ipc {
-
-struct ArenaRecord {
-  ArenaRef ref{};
-  u64 kind = 0;
-  u64 nbytes = 0;
-  u64 canary = 0;
-  Words<kDeviceBytes> device{};
-  Words<kHandleBytes> handle{};
-};
 
 struct ParticipantRecord {
   unsigned slot = 0;
@@ -51,8 +39,8 @@ class Participant {
 
   const Segment& segment() const { return segment_; }
   int fd() const;
-  int slot() const { return directory_.slot(); }
-  u64 incarnation() const { return incarnation_.load(); }
+  int slot() const { return membership_.slot(); }
+  u64 incarnation() const { return membership_.incarnation(); }
   u64 holds();
 
   unsigned join(const std::string& role, u64 engine, std::chrono::nanoseconds timeout);
@@ -97,35 +85,14 @@ class Participant {
   void orphan() noexcept;
 
  private:
-  // The process mutex and the lock byte behind it, both or neither.
-  class Writing {
-   public:
-    Writing(Participant& participant, std::chrono::nanoseconds timeout);
-    ~Writing();
-    Writing(const Writing&) = delete;
-    Writing& operator=(const Writing&) = delete;
-
-   private:
-    Participant& participant_;
-  };
-
   void check_not_forked() const;
   void check_joined() const;
   const ArenaSlot& arena_slot(unsigned slot) const;
-  unsigned take_slot(Reclaim<SystemPolicy>& reclaim);
-  void forget_own_arena();
-  void finish_leaving() noexcept;
 
   Segment segment_;
   SystemPolicy policy_;
-  Directory<SystemPolicy> directory_;
-  Holds<SystemPolicy> holds_;
-  std::mutex writer_mutex_;
-  std::atomic<u64> incarnation_{0};
-  // The own arena, guarded by writer_mutex_. `arena_named_` stays set after the arena was
-  // forgotten: the participant's incarnation names one arena, once.
-  OwnArena own_arena_{};
-  bool arena_named_ = false;
+  Membership<SystemPolicy> membership_;
+  Directory<SystemPolicy>& directory_;  // the membership's
   std::atomic<bool> forked_{false};
 };
 

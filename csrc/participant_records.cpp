@@ -19,25 +19,8 @@ void Participant::set_arena(const ArenaRecord& record, std::chrono::nanoseconds 
     throw std::invalid_argument("the arena has " + std::to_string(record.nbytes) +
                                 " bytes, but must have 1 to 2**62");
   }
-  const Writing writing(*this, timeout);
-  check_joined();
-  if (arena_named_) {
-    throw SegmentError(
-        "this participant has had its arena: a new arena needs a new incarnation, so join again");
-  }
-  const ArenaRef ref{static_cast<unsigned>(slot()), incarnation()};
-  ArenaSlot& shared = segment_.view().arenas[ref.slot];
-  directory_.store(shared.incarnation, 0);
-  directory_.store(shared.nbytes, record.nbytes);
-  directory_.store(shared.kind, record.kind);
-  directory_.store(shared.canary, record.canary);
-  for (unsigned w = 0; w < record.device.size(); ++w) directory_.store(shared.device[w], record.device[w]);
-  for (unsigned w = 0; w < record.handle.size(); ++w) directory_.store(shared.handle[w], record.handle[w]);
-  // SYNC POINT (Directory::arena_bytes, Participant::arena): the incarnation last; it is never
-  // used again, so a reader that finds it before and after its reads has read this record.
-  directory_.store(shared.incarnation, ref.incarnation);
-  own_arena_ = {ref, record.nbytes};
-  arena_named_ = true;
+  check_not_forked();
+  membership_.set_arena(record, timeout);
 }
 
 std::optional<ArenaRecord> Participant::arena(unsigned slot) const {
@@ -95,17 +78,8 @@ bool Participant::fits(unsigned slot, u64 nbytes) const {
 }
 
 bool Participant::forget_arena(ArenaRef arena, std::chrono::nanoseconds timeout) {
-  const ArenaSlot& shared = arena_slot(arena.slot);
-  const Writing writing(*this, timeout);
-  if (arena.incarnation == 0 || directory_.load(shared.incarnation) != arena.incarnation) return false;
-  if (own_arena_.nbytes != 0 && own_arena_.ref == arena) {
-    forget_own_arena();
-    return true;
-  }
-  if (directory_.alive(arena.slot)) return false;
-  directory_.store(segment_.view().arenas[arena.slot].incarnation, 0);
-  Reclaim<SystemPolicy>(directory_).discard_all_void();
-  return true;
+  arena_slot(arena.slot);  // in range, and not in a forked child
+  return membership_.forget_arena(arena, timeout);
 }
 
 void Participant::mark_mapped(unsigned slot, u64 incarnation) {
@@ -143,7 +117,7 @@ std::vector<ParticipantRecord> Participant::participants() const {
     record.engine = directory_.load(shared.engine);
     for (unsigned w = 0; w < record.role.size(); ++w) record.role[w] = directory_.load(shared.role[w]);
     record.alive = directory_.alive(slot);
-    // SYNC POINT (Participant::join): the same incarnation on both sides, hence one record.
+    // SYNC POINT (Membership::join): the same incarnation on both sides, hence one record.
     if (directory_.load(shared.incarnation) == record.incarnation) records.push_back(record);
   }
   return records;

@@ -6,6 +6,8 @@
 //   load, store, compare_exchange           of one shared 64-bit word, sequentially consistent
 //   now_ns                                  a clock that all processes of the node share
 //   alive(slot)                             whether that participant's lock byte is held
+//   lock(mutex), acquire(byte)              wait until they are ours, or throw LockTimeout
+//   try_acquire(byte), release(byte)        of a lock byte (liveness.h)
 #pragma once
 
 #include <time.h>
@@ -36,6 +38,19 @@ class SystemPolicy {
 
   // Of another open file than `fd`; the directory knows its own slot.
   bool alive(unsigned slot) const { return lock_byte::alive(fd, slot); }
+
+  // Polled, like the byte: ThreadSanitizer does not know the timed mutex of this C library.
+  void lock(Mutex& mutex, Deadline deadline, const char* name) const {
+    Backoff backoff(deadline);
+    while (!mutex.try_lock()) {
+      if (!backoff.wait()) lock_byte::throw_timeout(name);
+    }
+  }
+  void acquire(std::int64_t byte, Deadline deadline, const char* name) const {
+    lock_byte::lock(fd, byte, deadline, name);
+  }
+  bool try_acquire(std::int64_t byte) const { return lock_byte::try_lock(fd, byte); }
+  void release(std::int64_t byte) const noexcept { lock_byte::unlock(fd, byte); }
 
   int fd = -1;
 

@@ -19,7 +19,7 @@ class Reclaim {
   explicit Reclaim(Directory<Policy>& directory) : d_(directory) {}
 
   Maintained run() {
-    // SYNC POINT (Participant::take_slot): liveness is asked for after the writer byte was taken: a slot that
+    // SYNC POINT (Membership::take_slot): liveness is asked for after the writer byte was taken: a slot that
     // is dead now cannot be taken by somebody new before we have cleaned it.
     const u64 dead = dead_slots();
     Maintained done;
