@@ -236,7 +236,15 @@ void bind_items(SegmentClass& c) {
              for (const Found& found : entries(*s.participant)) list.append(nb::cast(found));
              return list;
            })
-      .def("total_holds", [](const PySegment& s) { return s.participant->total_holds(); });
+      .def("total_holds", [](const PySegment& s) { return s.participant->total_holds(); })
+      .def("holds_by_slot", [](const PySegment& s) {
+        nb::dict holds;
+        const auto counts = s.participant->holds_by_slot();
+        for (unsigned slot = 0; slot < kMaxParticipants; ++slot) {
+          if (counts[slot] != 0) holds[nb::int_(slot)] = counts[slot];
+        }
+        return holds;
+      });
 }
 
 void bind_arenas(SegmentClass& c) {
@@ -291,6 +299,16 @@ void bind_numbers(SegmentClass& c) {
              }
              return sums;
            })
+      .def(
+          "counters_of",
+          [](const PySegment& s, unsigned slot) {
+            nb::list values;
+            for (unsigned i = 0; i < kCounterCount; ++i) {
+              values.append(s.participant->counter_of(slot, static_cast<Counter>(i)));
+            }
+            return nb::tuple(values);
+          },
+          "slot"_a)
       .def_prop_rw(
           "pressure", [](const PySegment& s) { return s.participant->pressure(); },
           [](PySegment& s, u64 value) { s.participant->set_pressure(value); })

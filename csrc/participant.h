@@ -2,6 +2,7 @@
 // directory put together. Everything may be called from any thread.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <memory>
 #include <optional>
@@ -74,8 +75,10 @@ class Participant {
 
   std::vector<ParticipantRecord> participants() const;
   u64 total_holds() const;
+  std::array<u64, kMaxParticipants> holds_by_slot() const;
   void count(Counter counter, u64 n);
   u64 counter(Counter counter) const;
+  u64 counter_of(unsigned slot, Counter counter) const;
   u64 pressure() const;
   void set_pressure(u64 value);
   u64 epoch() const;

@@ -132,6 +132,23 @@ u64 Participant::total_holds() const {
   return holds;
 }
 
+std::array<u64, kMaxParticipants> Participant::holds_by_slot() const {
+  check_not_forked();
+  std::array<u64, kMaxParticipants> holds{};
+  for (u64 i = 0; i < directory_.entry_count(); ++i) {
+    for (u64 holders = directory_.word(i).holders; holders != 0; holders &= holders - 1) {
+      ++holds[static_cast<unsigned>(std::countr_zero(holders))];
+    }
+  }
+  return holds;
+}
+
+u64 Participant::counter_of(unsigned slot, Counter counter) const {
+  check_not_forked();
+  arena_slot(slot);  // checks it
+  return directory_.load(segment_.view().participants[slot].counters.value[counter]);
+}
+
 u64 Participant::counter(Counter counter) const {
   check_not_forked();
   u64 sum = directory_.load(segment_.view().header->visitors.value[counter]);

@@ -186,8 +186,12 @@ class Segment:
     def entries(self) -> list[Found]:
         """Every entry that is not FREE; a snapshot, entry by entry."""
     def total_holds(self) -> int: ...
+    def holds_by_slot(self) -> dict[int, int]:
+        """How many entries each participant holds; without those that hold none."""
     def count(self, counter: str, n: int = 1) -> None: ...
     def counters(self) -> dict[str, int]: ...
+    def counters_of(self, slot: int) -> tuple[int, ...]:
+        """What was counted in that slot, by all that have had it, in the order of ``counters()``."""
     pressure: int  # a word that producers raise when an arena is short of space
     epoch: int
     def bump_epoch(self) -> int:
