@@ -1,24 +1,42 @@
 """What ``ec-ipc status`` says: every namespace of this user, read without joining it."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ec_ipc import _core, names, segment
 from ec_ipc._core import State
+from ec_ipc.errors import ECIPCError
+
+Complaint = Callable[[str, ECIPCError], None]
 
 
-def collect(namespace: str | None = None) -> dict[str, Any]:
-    """The documented schema, as plain data.
+def attached(
+    namespace: str | None = None, unreadable: Complaint | None = None
+) -> Iterator[tuple[str, _core.Segment]]:
+    """Each namespace of this user, or that one, with its directory.
+
+    Args:
+        namespace: None for all.
+        unreadable: told of each segment that cannot be read, which is then left out.
 
     Raises:
-        SegmentError: a segment cannot be read; the message says which and why.
+        SegmentError: without ``unreadable``, a segment cannot be read; the message says why.
     """
-    found = [namespace] if namespace is not None else list(names.namespaces())
-    described = []
-    for name in found:
-        directory = segment.attach(name)
+    for name in [namespace] if namespace is not None else list(names.namespaces()):
+        try:
+            directory = segment.attach(name)
+        except ECIPCError as error:
+            if unreadable is None:
+                raise
+            unreadable(name, error)
+            continue
         if directory is not None:
-            described.append(describe(name, directory))
-    return {"namespaces": described}
+            yield name, directory
+
+
+def collect(namespace: str | None = None, unreadable: Complaint | None = None) -> dict[str, Any]:
+    """The documented schema, as plain data. For its arguments and errors see ``attached``."""
+    return {"namespaces": [describe(name, found) for name, found in attached(namespace, unreadable)]}
 
 
 def describe(name: str, directory: _core.Segment) -> dict[str, Any]:

@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parents[2] / "ec_ipc"
 LAYERS = [
     {"_core"},
     {"errors"},
-    {"names", "keys", "dtypes"},
+    {"names", "keys", "dtypes", "notes"},
     {"shared_memory"},
     {"segment"},
     {"arena", "lease"},
