@@ -4,15 +4,22 @@
 line in each of the two functions below; the conformance suite runs over it unchanged.
 """
 
+import logging
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
 from ec_ipc import _core
-from ec_ipc.errors import ArenaUnavailable, ConfigurationError
+from ec_ipc.errors import ArenaUnavailable, ConfigurationError, ECIPCError
 from ec_ipc.segment import CUDA, HOST, KIND_NAMES
 
+logger = logging.getLogger(__name__)
+
 KINDS = ("auto", "host", "cuda")
+
+# Takes what to do when the bytes are there, or with the error that kept them from it.
+Completion = Callable[[Callable[[ECIPCError | None], None]], None]
 
 
 class Arena(ABC):
@@ -22,12 +29,21 @@ class Arena(ABC):
     nbytes: int
 
     @abstractmethod
-    def write(self, offset: int, source: torch.Tensor) -> None:
-        """Copy a tensor of any strides to ``offset``; the bytes are there when this returns."""
+    def write(self, offset: int, source: torch.Tensor) -> Completion | None:
+        """Copy a tensor of any strides to ``offset``. None when the bytes are there on return; else
+        call the result with what is to happen once they are."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up this process's own access. Mappings elsewhere, and live views, stay valid."""
+        """Write no more. Mappings elsewhere, and live views, stay valid."""
+
+    def give_back(self, used_elsewhere: Callable[[], bool]) -> None:  # noqa: B027 - optional
+        """Free the memory, after the arena's record is gone; ``used_elsewhere`` says whether another
+        process still maps it."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until every write so far has completed. False when the time was not enough."""
+        return True
 
 
 class ArenaMapping(ABC):
@@ -40,6 +56,14 @@ class ArenaMapping(ABC):
         Raises:
             SegmentError: the entry's numbers do not fit the arena or each other.
         """
+
+    def load(self, pin: _core.Pin, device: torch.device) -> torch.Tensor:
+        """The pinned extent where a model on ``device`` can use it: the view, where that is possible."""
+        return self.view(pin)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until the holds of views that have died so far are dropped. False when it takes longer."""
+        return True
 
 
 def create(
@@ -58,11 +82,29 @@ def create(
         raise ConfigurationError(f"arena {kind!r} is unknown; use one of {', '.join(KINDS)}")
     if nbytes <= 0:
         raise ConfigurationError(f"arena_bytes is {nbytes}; an arena needs at least one byte")
+    if kind == "auto":
+        kind = _choose()
     if kind == "cuda":
-        raise ArenaUnavailable("the cuda arena is not in this build; set arena to 'host'")
+        from ec_ipc import cuda_arena, cuda_probe
+
+        reason = cuda_probe.obstacle()
+        if reason is not None:
+            raise ArenaUnavailable(
+                f"arena 'cuda' cannot be used here: {reason}; set arena to 'host', or to 'auto'"
+            )
+        return cuda_arena.create(segment, name, nbytes, timeout_s)
     from ec_ipc import host_arena
 
     return host_arena.create(segment, name, nbytes, timeout_s)
+
+
+def _choose() -> str:
+    """What ``auto`` takes here. Said, with the reason."""
+    from ec_ipc import cuda_probe
+
+    reason = cuda_probe.obstacle()
+    logger.info("arena 'auto' takes %s: %s", *(("host", reason) if reason else ("cuda", "the probe passed")))
+    return "host" if reason else "cuda"
 
 
 def map_record(record: _core.ArenaRecord, name: str) -> ArenaMapping:
@@ -76,5 +118,7 @@ def map_record(record: _core.ArenaRecord, name: str) -> ArenaMapping:
 
         return host_arena.map_record(record, name)
     if record.kind == CUDA:
-        raise ArenaUnavailable("the cuda arena is not in this build; let the producer use 'host'")
+        from ec_ipc import cuda_arena
+
+        return cuda_arena.map_record(record, name)
     raise ArenaUnavailable(f"an arena has kind {record.kind}; expected one of {sorted(KIND_NAMES)}")

@@ -3,7 +3,7 @@
 import torch
 
 from ec_ipc import _core, dtypes, shared_memory
-from ec_ipc.arena import Arena, ArenaMapping
+from ec_ipc.arena import Arena, ArenaMapping, Completion
 from ec_ipc.errors import ArenaUnavailable
 from ec_ipc.names import arena_name
 from ec_ipc.segment import DEFAULT_MODE, HOST
@@ -18,11 +18,12 @@ class HostArena(Arena):
         self.nbytes = mapping.nbytes
         self._bytes: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
 
-    def write(self, offset: int, source: torch.Tensor) -> None:
+    def write(self, offset: int, source: torch.Tensor) -> Completion | None:
         if self._bytes is None:
             raise ArenaUnavailable("the arena has been closed; open a new store to publish")
         extent = self._bytes[offset : offset + source.numel() * source.element_size()]
         extent.view(source.dtype).view(source.shape).copy_(source.detach())
+        return None
 
     def close(self) -> None:
         self._bytes = None
@@ -38,6 +39,15 @@ class HostArenaMapping(ArenaMapping):
         dtype = dtypes.decode(pin.dtype, pin.shape, pin.nbytes)
         pin.attach(self._mapping)
         return torch.frombuffer(pin, dtype=dtype).view(pin.shape)
+
+    def load(self, pin: _core.Pin, device: torch.device) -> torch.Tensor:
+        """The view on a CPU; for a GPU one asynchronous copy, during which the view lives on."""
+        view = self.view(pin)
+        if device.type != "cuda":
+            return view
+        from ec_ipc import host_to_device
+
+        return host_to_device.copy(view, device, self._mapping)
 
 
 def create(

@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
+from typing import NamedTuple
 
 import torch
 
@@ -20,7 +21,19 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_ITEMS = 4096
 DEFAULT_READ_TIMEOUT_S = 300.0
 
+DRAIN_TIMEOUT_S = 30.0
+
+# Added to an arena's incarnation in a participant's "mapped" word: it cannot map that arena.
+_UNMAPPABLE = 1 << 48
+
 Token = tuple[int, int]
+
+
+class Publication(NamedTuple):
+    """What became of a ``publish``. The token is (-1, -1) when there is nothing to name."""
+
+    outcome: Outcome
+    token: Token
 
 
 class Store:
@@ -39,6 +52,8 @@ class Store:
         self.name = segment_name(namespace)
         self._fingerprint = directory.fingerprint
         self._arena: arena.Arena | None = None
+        self._publishing: dict[Token, int] = {}  # WRITING here -> reads announced meanwhile
+        self._publishing_lock = threading.Lock()
         self._mappings: dict[tuple[int, int], arena.ArenaMapping] = {}
         self._unmappable: set[tuple[int, int]] = set()
         self._mapping_lock = threading.Lock()
@@ -113,8 +128,8 @@ class Store:
     def map_arenas(self) -> None:
         """Map every arena that is there and let go of those that are gone; from now on by timer too.
 
-        An arena that cannot be mapped is reported once and left out: this participant's bit stays
-        clear, so that readers who ask ``Segment.mapped_by`` do not count on it.
+        An arena that cannot be mapped is reported once, and marked so that the engine's scheduler
+        does not wait for it.
         """
         self._maps_eagerly = True
         records = {(r.slot, r.incarnation): r for r in self.segment.arenas()}
@@ -128,9 +143,16 @@ class Store:
                     self._mappings[key] = arena.map_record(records[key], self.name)
                 except ArenaUnavailable as error:
                     self._unmappable.add(key)
+                    self.segment.mark_mapped(key[0], key[1] | _UNMAPPABLE)
                     logger.warning("cannot read from an arena of namespace %s: %s", self.namespace, error)
                 else:
                     self.segment.mark_mapped(*key)
+
+    def mapped_by(self, engine: int, role: str, slot: int, incarnation: int) -> int | None:
+        """How many participants of that engine and role have mapped an arena; None when one cannot."""
+        if self.segment.mapped_by(engine, role, slot, incarnation | _UNMAPPABLE):
+            return None
+        return self.segment.mapped_by(engine, role, slot, incarnation)
 
     def _mapping(self, slot: int, incarnation: int) -> arena.ArenaMapping:
         key = (slot, incarnation)
@@ -171,34 +193,69 @@ class Store:
                 f"put({key!r}, announce={announce}) would be freed at once; announce the reads to expect, "
                 "or open the store with deallocate=False"
             )
-        placement = self.publish(key, tensor, announce)
-        if placement.outcome in (Outcome.RESERVED, Outcome.ANNOUNCED, Outcome.SATURATED):
-            return placement.entry, placement.generation
-        raise ArenaFull(_refusal(key, tensor, placement.outcome, self._arena, self.segment.max_items))
+        outcome, token = self.publish(key, tensor, announce)
+        if outcome not in (Outcome.RESERVED, Outcome.ANNOUNCED, Outcome.SATURATED):
+            raise ArenaFull(_refusal(key, tensor, outcome, self._arena, self.segment.max_items))
+        self.drain()
+        return token
 
-    def publish(self, key: str, tensor: torch.Tensor, announce: int) -> _core.Placement:
-        """``put`` for callers that go on without: what became of it is in ``Placement.outcome``."""
+    def publish(self, key: str, tensor: torch.Tensor, announce: int) -> Publication:
+        """``put`` for callers that go on without, and never wait for a GPU: an entry that is RESERVED is
+        WRITING until its copy has completed."""
         if self._arena is None:
             raise ConfigurationError("this store reads only; open it with an arena to publish")
         code = dtypes.encode(tensor)
-        placement = self.segment.reserve(
-            self.digest(key),
-            tensor.numel() * tensor.element_size(),
-            code,
-            tuple(tensor.shape),
-            announce,
-            self.read_timeout_s,
-            self.deallocate,
-            segment.LOCK_TIMEOUT_S,
-        )
-        if placement.outcome is Outcome.RESERVED:
+        # Under the lock, so that whoever finds an entry WRITING here finds it in the table too.
+        with self._publishing_lock:
+            placement = self.segment.reserve(
+                self.digest(key),
+                tensor.numel() * tensor.element_size(),
+                code,
+                tuple(tensor.shape),
+                announce,
+                self.read_timeout_s,
+                self.deallocate,
+                segment.LOCK_TIMEOUT_S,
+            )
+            outcome, token = placement.outcome, (placement.entry, placement.generation)
+            if outcome is Outcome.RESERVED:
+                self._publishing[token] = 0
+            elif outcome is Outcome.WRITING_HERE and token in self._publishing:
+                self._publishing[token] += announce
+                return Publication(Outcome.ANNOUNCED, token)
+        if outcome is Outcome.RESERVED:
             try:
-                self._arena.write(placement.offset, tensor)
+                completion = self._arena.write(placement.offset, tensor)
+                if completion is not None:
+                    completion(lambda failure: self._written(token, failure))
             except BaseException:
-                self.segment.abort(placement.entry, placement.generation)
+                self._abort(token)
                 raise
-            self.segment.publish(placement.entry, placement.generation)
-        return placement
+            if completion is None:
+                self._written(token, None)
+        return Publication(outcome, token)
+
+    def _written(self, token: Token, failure: ECIPCError | None) -> None:
+        if failure is not None:
+            self._abort(token)
+            logger.error("an embedding is not published, its copy failed: %s", failure)
+            return
+        with self._publishing_lock:
+            self.segment.publish(*token, self._publishing.pop(token))
+
+    def _abort(self, token: Token) -> None:
+        with self._publishing_lock:
+            self._publishing.pop(token, None)
+            self.segment.abort(*token)
+
+    def drain(self, timeout_s: float = DRAIN_TIMEOUT_S) -> bool:
+        """Wait until what is queued on a GPU has completed: copies to be published, holds of views that
+        have died. At once on the host arena. False when it takes longer than the timeout."""
+        with self._mapping_lock:
+            queues: list[arena.Arena | arena.ArenaMapping] = list(self._mappings.values())
+        if self._arena is not None:
+            queues.append(self._arena)
+        return all([queue.drain(timeout_s) for queue in queues])
 
     def announce(self, key: str, n: int = 1) -> _core.Placement:
         """Expect ``n`` more reads of a published key; its deadline moves with them."""
@@ -238,6 +295,10 @@ class Store:
         """
         return self._mapping(pin.arena_slot, pin.arena_incarnation).view(pin)
 
+    def load(self, pin: _core.Pin, device: torch.device) -> torch.Tensor:
+        """The pinned extent where a model on ``device`` can use it: a view, or one asynchronous copy."""
+        return self._mapping(pin.arena_slot, pin.arena_incarnation).load(pin, device)
+
     def settle(self, key: str, n: int = 1) -> bool:
         """Take back ``n`` announcements: reads that will not come. False when there was none."""
         return self.segment.settle_key(self.digest(key), n)
@@ -276,14 +337,26 @@ class Store:
         self._maintenance.stop()
         with self._mapping_lock:
             self._mappings.clear()
-        if self._arena is not None:
-            self._arena.close()
+        slot, incarnation = self.segment.slot, self.segment.incarnation
         try:
+            if self._arena is not None:
+                self._arena.drain(DRAIN_TIMEOUT_S)
+                self._arena.close()
             segment.leave(self.segment, self.namespace)
+            if self._arena is not None:
+                self._arena.give_back(lambda: self._used_elsewhere(slot, incarnation))
         except ForkedHandle:
             pass  # the parent's to leave
         except ECIPCError as error:
             logger.warning("leaving namespace %s: %s", self.namespace, error)
+
+    def _used_elsewhere(self, slot: int, incarnation: int) -> bool:
+        """Whether anybody maps an arena that is no longer in the directory, or holds one of its entries."""
+        groups = {(p.engine, p.role) for p in self.segment.participants() if p.alive}
+        return any(self.segment.mapped_by(*group, slot, incarnation) for group in groups) or any(
+            entry.arena_slot == slot and entry.arena_incarnation == incarnation
+            for entry in self.segment.entries()
+        )
 
     def __enter__(self) -> "Store":
         return self

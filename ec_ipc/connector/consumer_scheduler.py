@@ -150,9 +150,10 @@ class ConsumerScheduler:
             shape = pin.shape
             pin.release()
             return _Absence(f"its embedding has shape {shape} and the request needs {rows} rows")
-        if not self._mapped_by_every_rank(pin):
+        unmapped = self._unmapped(pin)
+        if unmapped is not None:
             pin.release()
-            return _Absence("its arena is not mapped by every rank of this engine", may_pass=True)
+            return unmapped
         state.pins[identifier] = pin
         if identifier not in state.insurance and not has_pixels(feature, self._resolver):
             insurance = self._store.segment.pin_token(pin.entry, pin.generation)
@@ -167,11 +168,14 @@ class ConsumerScheduler:
             return None
         return self._store.segment.pin_token(insurance.entry, insurance.generation)
 
-    def _mapped_by_every_rank(self, pin: Pin) -> bool:
-        mapped = self._store.segment.mapped_by(
-            self._engine, self._worker_role, pin.arena_slot, pin.arena_incarnation
-        )
-        return mapped >= self._ranks
+    def _unmapped(self, pin: Pin) -> "_Absence | None":
+        """Why a rank of this engine could not read the item; None when every rank can."""
+        mapped = self._store.mapped_by(self._engine, self._worker_role, pin.arena_slot, pin.arena_incarnation)
+        if mapped is None:
+            return _Absence("its arena cannot be mapped by a rank of this engine")
+        if mapped < self._ranks:
+            return _Absence("its arena is not mapped by every rank of this engine yet", may_pass=True)
+        return None
 
     def _waited_enough(self, state: _RequestState) -> bool:
         now = time.monotonic()

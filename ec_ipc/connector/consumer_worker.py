@@ -8,7 +8,7 @@ import torch
 
 from ec_ipc import dtypes
 from ec_ipc.connector.metadata import Load, WorkerReport
-from ec_ipc.errors import ArenaUnavailable, ECIPCError
+from ec_ipc.errors import ArenaUnavailable
 
 if TYPE_CHECKING:
     from ec_ipc.connector.metadata import StepMetadata
@@ -53,7 +53,7 @@ class ConsumerWorker:
     def _load_or_zeros(self, load: Load) -> torch.Tensor:
         try:
             return self._load(load)
-        except ECIPCError as error:
+        except RuntimeError as error:  # ours, and torch's
             logger.error("item %s cannot be loaded: %s", load.identifier, error)
             self._failed.add(load.identifier)
             return torch.zeros(load.shape, dtype=dtypes.of_code(load.dtype), device=self._device)
@@ -62,14 +62,12 @@ class ConsumerWorker:
         pin = self._store.segment.pin_token(load.entry, load.generation)
         if pin is None:
             raise ArenaUnavailable("it was freed under the scheduler's hold; the directory is damaged")
-        view = self._store.view(pin)
+        tensor = self._store.load(pin, self._device)
         if self._counts_reads:
             self._store.segment.count("reads")
         if self._copies:
-            return view.to(self._device, copy=True)
-        tensor = view.to(self._device)  # the view itself, when the arena is on this device
-        if tensor is view:
-            self._views[load.identifier] = view.data_ptr()
+            return tensor.clone()
+        self._views[load.identifier] = tensor.data_ptr()
         return tensor
 
     def _localise_when_quiet(self) -> None:

@@ -4,7 +4,6 @@ import logging
 from typing import TYPE_CHECKING
 
 from ec_ipc._core import Outcome
-from ec_ipc.errors import ECIPCError
 
 if TYPE_CHECKING:
     import torch
@@ -47,14 +46,14 @@ class ProducerWorker:
     def _publish(self, identifier: str, encoder_cache: dict[str, "torch.Tensor"]) -> Outcome | None:
         announce = self._saves.pop(identifier)
         try:
-            placement = self._store.publish(identifier, encoder_cache[identifier], announce)
-        except ECIPCError as error:
+            outcome, _ = self._store.publish(identifier, encoder_cache[identifier], announce)
+        except RuntimeError as error:  # ours, and torch's
             self._skip(identifier, str(error))
             return None
-        reason = _REASONS.get(placement.outcome)
+        reason = _REASONS.get(outcome)
         if reason is not None:
             self._skip(identifier, reason)
-        return placement.outcome
+        return outcome
 
     def _skip(self, identifier: str, reason: str) -> None:
         self._store.segment.count("publish_skipped")

@@ -45,7 +45,7 @@ class WorkerHalf:
         store = identity.open_store(self._vllm_config, self._config, identity.worker_role(self._config.role))
         self._store = store
         if publishes:
-            store.create_arena(self._config.arena, self._config.arena_bytes)
+            store.create_arena(self._arena_kind(), self._config.arena_bytes)
             self._producer = ProducerWorker(store)
         if reads:
             store.map_arenas()
@@ -60,6 +60,11 @@ class WorkerHalf:
             store.namespace,
             ", ".join(f"slot {a.slot}, {a.nbytes} bytes" for a in store.segment.arenas()) or "none yet",
         )
+
+    def _arena_kind(self) -> str:
+        """``auto`` does not look for a GPU that vLLM does not use."""
+        on_gpu = self._vllm_config.device_config.device_type == "cuda"
+        return "host" if self._config.arena == "auto" and not on_gpu else self._config.arena
 
     def start_save_caches(self, meta: "StepMetadata", encoder_cache: dict[str, torch.Tensor]) -> None:
         """Before a producer's model runs."""

@@ -15,8 +15,10 @@ LAYERS = [
     {"errors"},
     {"names", "keys", "dtypes", "notes"},
     {"shared_memory"},
-    {"segment"},
-    {"arena", "lease"},
+    {"segment", "cuda_runtime"},
+    {"arena", "lease", "cuda_probe", "cuda_events"},
+    {"cuda_arena"},
+    {"host_to_device"},
     {"host_arena"},
     {"maintenance"},
     {"store"},
@@ -25,7 +27,7 @@ LAYERS = [
 LEVEL = {name: level for level, layer in enumerate(LAYERS) for name in layer}
 
 # Made on demand by the arena interface, which otherwise knows nothing of its implementations.
-LAZY = {("arena", "host_arena")}
+LAZY = {("arena", "host_arena"), ("arena", "cuda_arena"), ("arena", "cuda_probe")}
 TYPES_ONLY = {("maintenance", "store")}
 
 
@@ -70,7 +72,7 @@ def test_only_the_connector_imports_vllm_and_only_the_cuda_arena_imports_cupy(pa
     roots = {name.split(".")[0] for name in imports(path)}
     if unit_of(path) != "connector":
         assert "vllm" not in roots
-    if unit_of(path) != "cuda_arena":
+    if unit_of(path) != "cuda_runtime":
         assert "cupy" not in roots
 
 

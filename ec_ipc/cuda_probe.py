@@ -1,0 +1,40 @@
+"""Whether this process can use a CUDA arena, and if not, why."""
+
+from pathlib import Path
+
+import torch
+
+from ec_ipc import cuda_runtime
+from ec_ipc.errors import ArenaUnavailable
+
+_SELF_TEST_BYTES = 1 << 12
+
+
+def obstacle() -> str | None:
+    """None when a CUDA arena works here, else the reason, as the rest of a sentence.
+
+    Tries what the arena will do: allocate, and export. Only in a process that may initialise CUDA.
+    """
+    if not torch.cuda.is_available():
+        return "torch finds no CUDA device"
+    if is_wsl():
+        return "CUDA IPC is not supported under WSL2"
+    try:
+        if cuda_runtime.device_count() == 0:
+            return "this process sees no GPU"
+        address = cuda_runtime.allocate(_SELF_TEST_BYTES)
+        try:
+            cuda_runtime.export(address)
+        finally:
+            cuda_runtime.free(address)
+    except ArenaUnavailable as error:
+        return str(error)
+    return None
+
+
+def is_wsl() -> bool:
+    """Whether the kernel is that of the Windows Subsystem for Linux."""
+    try:
+        return "microsoft" in Path("/proc/version").read_text().lower()
+    except OSError:
+        return False

@@ -1,0 +1,145 @@
+"""The one place that calls the CUDA runtime, through CuPy, and only when a CUDA arena is used.
+
+CuPy is imported on the first call, in a worker process: importing it earlier would initialise CUDA
+before vLLM forks.
+"""
+
+import sys
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.utils.dlpack
+
+from ec_ipc.errors import ArenaUnavailable
+
+
+def _cupy() -> ModuleType:
+    try:
+        import cupy
+    except ImportError as error:
+        raise ArenaUnavailable(
+            f"the cuda arena needs CuPy, which cannot be imported ({error}); install ec-ipc[cuda12] or "
+            "ec-ipc[cuda13], or set arena to 'host'"
+        ) from error
+    return cupy  # type: ignore[no-any-return]
+
+
+def _call(name: str, *arguments: Any) -> Any:
+    """A runtime function by name. ArenaUnavailable, with CUDA's own words, when it fails."""
+    runtime = _cupy().cuda.runtime
+    try:
+        return getattr(runtime, name)(*arguments)
+    except runtime.CUDARuntimeError as error:
+        raise ArenaUnavailable(f"CUDA: {name} failed: {error}") from error
+
+
+def shutting_down() -> bool:
+    """Whether the interpreter ends: CUDA may be gone already, and must not be called any more."""
+    return sys.is_finalizing()
+
+
+def device_count() -> int:
+    """How many GPUs this process sees."""
+    return int(_call("getDeviceCount"))
+
+
+def current_device() -> int:
+    """The ordinal of this thread's GPU, which another process may call otherwise."""
+    return int(_call("getDevice"))
+
+
+def use_device(device: int) -> None:
+    """Make a GPU this thread's."""
+    _call("setDevice", device)
+
+
+def device_uuid(device: int) -> bytes:
+    """16 bytes that name a GPU in every process."""
+    return bytes(_call("getDeviceProperties", device)["uuid"])[:16]
+
+
+def current_stream(device: int) -> int:
+    """The stream on which torch runs this thread's kernels, as the runtime's handle."""
+    return int(torch.cuda.current_stream(device).cuda_stream)
+
+
+def allocate(nbytes: int) -> int:
+    """A block of its own by cudaMalloc, outside every pool: only such a block has an IPC handle."""
+    return int(_call("malloc", nbytes))
+
+
+def free(address: int) -> None:
+    """Give a block back."""
+    if not shutting_down():
+        _call("free", address)
+
+
+def export(address: int) -> bytes:
+    """The IPC handle of a block of this process."""
+    return bytes(_call("ipcGetMemHandle", address))
+
+
+def open_handle(handle: bytes) -> int:
+    """Map another process's block on the current device, with peer access where it is needed."""
+    return int(_call("ipcOpenMemHandle", handle, _cupy().cuda.runtime.cudaIpcMemLazyEnablePeerAccess))
+
+
+def close_handle(address: int) -> None:
+    """Unmap another process's block."""
+    if not shutting_down():
+        _call("ipcCloseMemHandle", address)
+
+
+def write_bytes(address: int, data: bytes) -> None:
+    """Copy a few bytes to the GPU. Returns when they are there."""
+    source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    runtime = _cupy().cuda.runtime
+    _call("memcpy", address, source.data_ptr(), len(data), runtime.memcpyHostToDevice)
+
+
+def read_bytes(address: int, nbytes: int) -> bytes:
+    """Copy a few bytes from the GPU."""
+    target = torch.zeros(nbytes, dtype=torch.uint8)
+    runtime = _cupy().cuda.runtime
+    _call("memcpy", target.data_ptr(), address, nbytes, runtime.memcpyDeviceToHost)
+    return bytes(target.tolist())
+
+
+def lock_pages(address: int, nbytes: int) -> None:
+    """Page-lock host memory, so that copies out of it can be asynchronous."""
+    _call("hostRegister", address, nbytes, 0)
+
+
+def unlock_pages(address: int) -> None:
+    """Undo ``lock_pages``, before the memory is unmapped."""
+    if not shutting_down():
+        _call("hostUnregister", address)
+
+
+def create_event() -> int:
+    """An event without timing, on which a thread can wait without spinning."""
+    runtime = _cupy().cuda.runtime
+    return int(_call("eventCreateWithFlags", runtime.eventBlockingSync | runtime.eventDisableTiming))
+
+
+def record_event(event: int, stream: int) -> None:
+    """Let the event complete when everything queued on the stream so far has."""
+    _call("eventRecord", event, stream)
+
+
+def wait_for_event(event: int) -> None:
+    """Wait, without the GIL, until the event has completed."""
+    _call("eventSynchronize", event)
+
+
+def as_tensor(address: int, nbytes: int, device: int, owner: object) -> torch.Tensor:
+    """The bytes at an address as a tensor, without a copy and without synchronising anything.
+
+    ``owner`` lives exactly as long as the tensor's storage.
+    """
+    cupy = _cupy()
+    memory = cupy.cuda.UnownedMemory(address, nbytes, owner, device)
+    array = cupy.ndarray((nbytes,), dtype="uint8", memptr=cupy.cuda.MemoryPointer(memory, 0))
+    # -1: DLPack's word for "the producer need not synchronise". Order is kept by events.
+    return torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=-1))

@@ -1,0 +1,49 @@
+"""From a host arena to a GPU: one asynchronous copy out of page-locked memory.
+
+Without CuPy, or where the block cannot be page-locked, the copy is synchronous.
+"""
+
+import logging
+import weakref
+
+import torch
+
+from ec_ipc import _core, cuda_runtime
+from ec_ipc.errors import ArenaUnavailable
+
+logger = logging.getLogger(__name__)
+
+_page_locked: "weakref.WeakKeyDictionary[_core.Mapping, bool]" = weakref.WeakKeyDictionary()
+
+
+def copy(view: torch.Tensor, device: torch.device, mapping: _core.Mapping) -> torch.Tensor:
+    """A copy on the device, queued on the current stream. The view, and so its hold, is kept until the
+    copy has completed."""
+    if not _lock_pages(mapping):
+        return view.to(device)
+    from ec_ipc.cuda_arena import completions
+
+    ordinal = cuda_runtime.current_device()
+    result = view.to(device, non_blocking=True)
+    completions(ordinal).after_now(cuda_runtime.current_stream(ordinal), lambda failure: _keep(view))
+    return result
+
+
+def _keep(view: torch.Tensor) -> None:
+    """Nothing more: the action has kept the view alive until now."""
+
+
+def _lock_pages(mapping: _core.Mapping) -> bool:
+    """Page-lock a mapped block, once. Whether it is."""
+    locked = _page_locked.get(mapping)
+    if locked is None:
+        try:
+            cuda_runtime.lock_pages(mapping.address, mapping.nbytes)
+            locked = True
+        except ArenaUnavailable as error:
+            locked = False
+            logger.warning("copies to the GPU are synchronous: %s", error)
+        _page_locked[mapping] = locked
+        if locked:
+            weakref.finalize(mapping, cuda_runtime.unlock_pages, mapping.address)
+    return locked
