@@ -25,7 +25,7 @@ demo: venv  ## two engines share embeddings, compared with one engine (IMAGES="a
 	@$(PY) -m examples.demo.demo $(IMAGES)
 
 test: lint cpp  ## everything that runs without a GPU: lint, C++ and Python tests, real engines
-	$(PYTEST) tests --ignore tests/gpu
+	$(PYTEST) tests --ignore tests/gpu --durations 15
 
 lint: venv  ## style and types of Python and C++
 	ruff check .

@@ -20,7 +20,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -83,10 +85,10 @@ def pictures_to_send(paths: Sequence[str]) -> list[Wave]:
         ]
     first, last = single[0], single[-1]
     waves = [Wave(item.label, [[item]]) for item in single]
-    waves.append(Wave(f"{first.label} again", [[first]]))
+    waves.append(Wave("the first again", [[first]]))
     if len(single) > 1:
-        waves.append(Wave(f"{first.label} and {last.label}", [[first, last]]))
-    waves.append(Wave(f"{last.label} twice in one", [[last, last]]))
+        waves.append(Wave("the first and the last", [[first, last]]))
+    waves.append(Wave("the last twice in one", [[last, last]]))
     waves.append(Wave("all of these at once", [request for wave in waves for request in wave.requests]))
     return waves
 
@@ -171,26 +173,27 @@ def row(number: int, wave: Wave) -> list[str]:
     ]
 
 
+COLUMNS: tuple[tuple[str, Literal["left", "center", "right"], int], ...] = (
+    ("", "right", 1),
+    ("request", "left", 10),
+    ("equal", "center", 5),
+    ("encoded", "right", 7),
+    ("reused", "right", 6),
+    ("shared", "right", 8),
+    ("copied", "right", 6),
+    ("time", "right", 6),
+)
+LEGEND = (
+    "equal: E and PD answered with the tokens of one engine. encoded: pictures that E encoded for the "
+    "request. reused: those that needed no encoding. shared: what E put into shared memory. copied: "
+    "embeddings that PD copied out of it instead of reading them in place."
+)
+
+
 def make_table(model: str) -> Table:
-    table = Table(
-        title=f"E and PD compared with one engine ({model})",
-        title_justify="left",
-        caption="equal: E and PD answered with the tokens of one engine. encoded, reused: pictures that E\n"
-        "encoded for the request, and those that needed no encoding. shared: bytes that E put into\n"
-        "shared memory. copied: embeddings that PD copied out of it instead of reading in place.",
-        caption_justify="left",
-    )
-    for name, justify in [
-        ("", "right"),
-        ("request", "left"),
-        ("equal", "center"),
-        ("encoded", "right"),
-        ("reused", "right"),
-        ("shared", "right"),
-        ("copied", "right"),
-        ("time", "right"),
-    ]:
-        table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
+    table = Table(title=f"E and PD compared with one engine ({model})", title_justify="left", box=SIMPLE)
+    for name, justify, width in COLUMNS:
+        table.add_column(name, justify=justify, no_wrap=True, min_width=width)
     return table
 
 
@@ -200,6 +203,7 @@ def report(console: Console, model: str, waves: Sequence[Wave], memory: Sequence
     for number, wave in enumerate(waves, 1):
         table.add_row(*row(number, wave))
     console.print(table)
+    console.print(LEGEND, style="dim", highlight=False)
     before, peak, after = memory
     console.print(
         f"shared memory in use: {size(before)} before, {size(peak)} at the peak, {size(after)} after",
