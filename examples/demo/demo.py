@@ -87,7 +87,7 @@ def pictures_to_send(paths: Sequence[str]) -> list[Wave]:
     waves = [Wave(item.label, [[item]]) for item in single]
     waves.append(Wave("the first again", [[first]]))
     if len(single) > 1:
-        waves.append(Wave("the first and the last", [[first, last]]))
+        waves.append(Wave("first and last", [[first, last]]))
     waves.append(Wave("the last twice in one", [[last, last]]))
     waves.append(Wave("all of these at once", [request for wave in waves for request in wave.requests]))
     return waves
@@ -191,7 +191,8 @@ LEGEND = (
 
 
 def make_table(model: str) -> Table:
-    table = Table(title=f"E and PD compared with one engine ({model})", title_justify="left", box=SIMPLE)
+    title = f"E and PD compared with one engine ({model})"
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for name, justify, width in COLUMNS:
         table.add_column(name, justify=justify, no_wrap=True, min_width=width)
     return table
