@@ -107,7 +107,10 @@ class _OpenHandle:
 
     def __del__(self) -> None:
         if hasattr(self, "base"):
-            cuda_runtime.close_handle(self.base)
+            try:
+                cuda_runtime.close_handle(self.base)
+            except ArenaUnavailable as error:
+                logger.warning("unmapping a cuda arena: %s", error)
 
 
 class _Hold:

@@ -108,6 +108,7 @@ class CompletionQueue:
                 due = self._recorded.popleft() if self._recorded else None
             if due is not None:
                 self._finish(due)
+                del due  # an action owns what it releases: it must not live on while we wait
 
     def _record_all(self) -> None:
         """One event for each stream that has work without one, as far as the pool goes."""
@@ -139,12 +140,14 @@ class CompletionQueue:
             self._free.append(due.event)
 
     def _call(self, actions: list[Action], failure: ECIPCError | None) -> None:
-        for action in actions:
+        while actions:
+            action = actions.pop(0)
             try:
                 action(failure)
             except ECIPCError as error:
                 logger.warning("after an event: %s", error)
             finally:
+                del action
                 with self._changed:
                     self._unfinished -= 1
                     self._changed.notify_all()

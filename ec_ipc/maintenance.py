@@ -7,9 +7,11 @@ import atexit
 import logging
 import os
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING
 
+from ec_ipc import _core, segment
 from ec_ipc.errors import ECIPCError, ForkedHandle, LockTimeout
 
 if TYPE_CHECKING:
@@ -65,6 +67,22 @@ def _run(reference: "weakref.ref[Store]", stop: threading.Event) -> None:
                 said.add(str(error))
                 logger.warning("maintenance of namespace %s: %s", store.namespace, error)
         del store
+
+
+def leave_later(directory: _core.Segment, namespace: str) -> None:
+    """For a participant that was closed while views of it live: whoever leaves last unlinks, and that
+    may be this one, when its last view has died."""
+
+    def wait() -> None:
+        try:
+            while not segment.leave(directory, namespace):
+                time.sleep(PERIOD_S)
+        except ForkedHandle:
+            pass
+        except ECIPCError as error:
+            logger.warning("leaving namespace %s: %s", namespace, error)
+
+    threading.Thread(target=wait, name="ec_ipc-leaving", daemon=True).start()
 
 
 @atexit.register

@@ -13,7 +13,7 @@ from ec_ipc._core import Outcome
 from ec_ipc.errors import ArenaFull, ArenaUnavailable, ConfigurationError, ECIPCError, ForkedHandle
 from ec_ipc.keys import key_digest
 from ec_ipc.lease import Lease
-from ec_ipc.maintenance import Maintenance
+from ec_ipc.maintenance import Maintenance, leave_later
 from ec_ipc.names import segment_name
 
 logger = logging.getLogger(__name__)
@@ -335,14 +335,15 @@ class Store:
             return
         self._closed = True
         self._maintenance.stop()
+        self.drain()
         with self._mapping_lock:
             self._mappings.clear()
         slot, incarnation = self.segment.slot, self.segment.incarnation
         try:
             if self._arena is not None:
-                self._arena.drain(DRAIN_TIMEOUT_S)
                 self._arena.close()
-            segment.leave(self.segment, self.namespace)
+            if not segment.leave(self.segment, self.namespace):
+                leave_later(self.segment, self.namespace)
             if self._arena is not None:
                 self._arena.give_back(lambda: self._used_elsewhere(slot, incarnation))
         except ForkedHandle:
