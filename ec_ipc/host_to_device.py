@@ -24,9 +24,13 @@ def copy(view: torch.Tensor, device: torch.device, mapping: _core.Mapping) -> to
     from ec_ipc.cuda_arena import completions
 
     ordinal = cuda_runtime.current_device()
-    result = view.to(device, non_blocking=True)
+    result = _queue_copy(view, device)
     completions(ordinal).after_now(cuda_runtime.current_stream(ordinal), lambda failure: _keep(view))
     return result
+
+
+def _queue_copy(view: torch.Tensor, device: torch.device) -> torch.Tensor:
+    return view.to(device, non_blocking=True)
 
 
 def _keep(view: torch.Tensor) -> None:

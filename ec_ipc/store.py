@@ -344,7 +344,8 @@ class Store:
                 self._arena.close()
             if not segment.leave(self.segment, self.namespace):
                 leave_later(self.segment, self.namespace)
-            if self._arena is not None:
+            if self._arena is not None and not self.segment.holds:
+                # With views of this process alive the memory must stay; it goes with the process.
                 self._arena.give_back(lambda: self._used_elsewhere(slot, incarnation))
         except ForkedHandle:
             pass  # the parent's to leave
