@@ -13,7 +13,7 @@ IMAGES ?=
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp unit e2e models clean
+.PHONY: help venv demo test lint format cpp unit e2e compat models clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ unit: venv  ## Python tests that start no engine
 
 e2e: venv  ## tests with real vLLM engines
 	$(PYTEST) tests/e2e
+
+compat: venv  ## vLLM's interface, version by version, against what the connector implements
+	@$(PY) tools/compat
 
 models: venv  ## the tiny models, in .cache/models
 	$(PY) -m examples.demo.tiny_models
