@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
     from ec_ipc.connector.metadata import WorkerReport
+    from ec_ipc.connector.prometheus import ECIPCPromMetrics, ECIPCStats
     from ec_ipc.connector.scheduler import SchedulerHalf
     from ec_ipc.connector.worker import WorkerHalf
 
@@ -51,9 +52,38 @@ class ECIPCConnector(ECConnectorBase):
 
     def shutdown(self) -> None:
         """Leave the namespace."""
+        if self._scheduler is not None:
+            self._scheduler.metrics.close()
         half = self._scheduler or self._worker
         if half is not None:
             half.shutdown()
+
+    # Metrics: vLLM 0.32 and newer ask for them
+
+    def get_ec_connector_stats(self) -> "ECIPCStats | None":
+        """What has happened since the last step. A worker's times reach its scheduler by another way."""
+        data = self._scheduler.metrics.collect() if self._scheduler is not None else None
+        return None if data is None else self.build_ec_connector_stats(data)
+
+    @classmethod
+    def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> "ECIPCStats":
+        """What ``get_ec_connector_stats`` reported, in vLLM's front end."""
+        from ec_ipc.connector.prometheus import ECIPCStats
+
+        return ECIPCStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> "ECIPCPromMetrics":
+        """The metrics of vLLM's front end."""
+        from ec_ipc.connector.prometheus import ECIPCPromMetrics
+
+        return ECIPCPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # Worker side
 

@@ -12,6 +12,7 @@ from ec_ipc._core import Pin, State
 from ec_ipc.connector.config import ConnectorConfig
 from ec_ipc.connector.items import has_pixels, is_request_scoped, last_position, needed, token_of
 from ec_ipc.connector.metadata import Load, StepMetadata, WorkerReport
+from ec_ipc.connector.metrics import Collector, Tally
 from ec_ipc.store import Store
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ class _Step:
 class ConsumerScheduler:
     """Pins before a step is scheduled, so that loading cannot fail; without pixels, refuses in time."""
 
+    metrics: Collector  # set by ``scheduler.create``
+
     def __init__(
         self,
         store: Store,
@@ -61,6 +64,7 @@ class ConsumerScheduler:
         resolver: PlaceholderMetadataResolver,
     ) -> None:
         self.eager = config.deallocate_cache
+        self.tally = Tally()
         self._store = store
         self._config = config
         self._engine = engine
@@ -75,6 +79,7 @@ class ConsumerScheduler:
         self._unavailable: set[str] = set()
         self._freed: list[str] = []  # not yet told to the workers
         self._pressure = store.segment.pressure
+        self._said_no_producer = False
 
     # The encoder-cache manager's questions
 
@@ -143,7 +148,7 @@ class ConsumerScheduler:
                 return _Absence("it is still being written", may_pass=True)
             if identifier not in state.missed:
                 state.missed.add(identifier)
-                self._store.segment.count("misses")
+                self._count_miss()
             return _Absence("its embedding is not in the namespace: never published, expired, or evicted")
         rows = feature.mm_position.get_num_embeds()
         if pin.shape[0] != rows:
@@ -160,6 +165,20 @@ class ConsumerScheduler:
             if insurance is not None:
                 state.insurance[identifier] = insurance
         return None
+
+    def _count_miss(self) -> None:
+        self._store.segment.count("misses")
+        if self._config.is_producer or self._store.segment.arenas():
+            self._said_no_producer = False
+            return
+        self.tally.no_producer += 1
+        if not self._said_no_producer:
+            self._said_no_producer = True
+            logger.warning(
+                "no producer in namespace %s (no_producer): nothing can be read there; start the encoder "
+                "with the same model, dtype and namespace, and see 'ec-ipc doctor'; said once",
+                self._store.namespace,
+            )
 
     def _insured(self, state: _RequestState, identifier: str) -> Pin | None:
         """A further hold on what the request's insurance holds: after a preemption."""
@@ -196,6 +215,7 @@ class ConsumerScheduler:
             self._next_step.pins[identifier] = pin
             self._next_step.request_ids[identifier] = request.request_id
             state.loaded.add(identifier)
+            self.tally.hits += 1
 
     def build_connector_meta(self, output: "SchedulerOutput") -> StepMetadata:
         """The loads of this step, without those whose request was preempted in the same pass."""

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +13,7 @@ from ec_ipc.errors import ArenaUnavailable
 
 if TYPE_CHECKING:
     from ec_ipc.connector.metadata import StepMetadata
+    from ec_ipc.connector.times import TimesSender
     from ec_ipc.store import Store
 
 logger = logging.getLogger(__name__)
@@ -26,8 +28,17 @@ class ConsumerWorker:
     engine runs no steps, from the store's timer; the two exclude each other.
     """
 
-    def __init__(self, store: "Store", copies: bool, device: "torch.device", counts_reads: bool) -> None:
+    def __init__(
+        self,
+        store: "Store",
+        copies: bool,
+        device: "torch.device",
+        counts_reads: bool,
+        times: "TimesSender",
+    ) -> None:
         self._store = store
+        self._times = times
+        self._said_first = False
         self._copies = copies
         self._device = device
         self._counts_reads = counts_reads
@@ -59,16 +70,31 @@ class ConsumerWorker:
             return torch.zeros(load.shape, dtype=dtypes.of_code(load.dtype), device=self._device)
 
     def _load(self, load: Load) -> torch.Tensor:
+        begin = time.perf_counter()
         pin = self._store.segment.pin_token(load.entry, load.generation)
         if pin is None:
             raise ArenaUnavailable("it was freed under the scheduler's hold; the directory is damaged")
         tensor = self._store.load(pin, self._device)
         if self._counts_reads:
             self._store.segment.count("reads")
+            self._times.load.append(time.perf_counter() - begin)
+            self._say_first(load, pin.arena_slot)
         if self._copies:
             return tensor.clone()
         self._views[load.identifier] = tensor.data_ptr()
         return tensor
+
+    def _say_first(self, load: Load, arena: int) -> None:
+        if not self._said_first:
+            self._said_first = True
+            logger.info(
+                "ec_ipc: the hand-over works in namespace %s: item %s, shape %s, is read from the arena of "
+                "slot %d",
+                self._store.namespace,
+                load.identifier,
+                load.shape,
+                arena,
+            )
 
     def _localise_when_quiet(self) -> None:
         with self._in_step:

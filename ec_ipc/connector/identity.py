@@ -3,14 +3,24 @@
 import hashlib
 import json
 import logging
+import os
+import weakref
 from typing import TYPE_CHECKING
 
+import vllm
+
+import ec_ipc
+from ec_ipc import notes
+from ec_ipc.connector import support
 from ec_ipc.connector.config import ConnectorConfig
 from ec_ipc.keys import fingerprint_digest
+from ec_ipc.segment import KIND_NAMES
 from ec_ipc.store import Store
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+    from ec_ipc._core import ArenaRecord
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +65,7 @@ def worker_role(role: str) -> str:
 
 
 def open_store(vllm_config: "VllmConfig", config: ConnectorConfig, role: str) -> Store:
-    """Join the engine's namespace in one of its two roles, and say so in one line.
+    """Join the engine's namespace in one of its two roles.
 
     Raises:
         ConfigurationError, SegmentError, OutOfSharedMemory, NoFreeSlot: see ``Store.open``.
@@ -71,13 +81,44 @@ def open_store(vllm_config: "VllmConfig", config: ConnectorConfig, role: str) ->
         role=role,
         engine=engine_number(vllm_config),
     )
-    logger.info(
-        "ec_ipc: %s joined namespace %s as slot %d (segment %s, fingerprint %s, others: %s)",
-        role,
-        namespace,
-        store.segment.slot,
-        store.name,
-        store.segment.fingerprint.hex()[:16],
-        ", ".join(p.role for p in store.segment.participants() if p.slot != store.segment.slot) or "none yet",
-    )
+    leave_note(store, vllm_config, role)
     return store
+
+
+def introduce(store: Store, vllm_config: "VllmConfig", role: str) -> None:
+    """Say in one line everything that shows why two engines do, or do not, meet."""
+    facts = fingerprint(vllm_config)
+    others = (p for p in store.segment.participants() if p.slot != store.segment.slot)
+    logger.info(
+        "ec_ipc: %s is slot %d of namespace %s; segment %s, layout %d, uid %d; fingerprint %s (%s); "
+        "arenas: %s; other participants: %s",
+        role,
+        store.segment.slot,
+        store.namespace,
+        store.name,
+        store.segment.layout_version,
+        os.geteuid(),
+        store.segment.fingerprint.hex()[:16],
+        ", ".join(f"{field} {value}" for field, value in facts.items()),
+        ", ".join(_arena_words(arena) for arena in store.segment.arenas()) or "none yet",
+        ", ".join(f"{p.role} (slot {p.slot}, pid {p.pid})" for p in others) or "none yet",
+    )
+
+
+def _arena_words(arena: "ArenaRecord") -> str:
+    return f"{KIND_NAMES.get(arena.kind, arena.kind)} of {arena.nbytes} bytes (slot {arena.slot})"
+
+
+def leave_note(store: Store, vllm_config: "VllmConfig", role: str) -> None:
+    """What ``ec-ipc doctor`` cannot learn from the directory; it lasts as long as the store."""
+    note = notes.leave(
+        {
+            "namespace": store.namespace,
+            "slot": store.segment.slot,
+            "role": role,
+            "both_caches_off": support.both_caches_off(vllm_config),
+            "vllm": vllm.__version__,
+            "ec_ipc": ec_ipc.__version__,
+        }
+    )
+    weakref.finalize(store, os.close, note)

@@ -17,6 +17,7 @@ from ec_ipc.connector.arena_space import ArenaSpace
 from ec_ipc.connector.config import ConnectorConfig
 from ec_ipc.connector.items import TOKEN, is_request_scoped, last_position, needed
 from ec_ipc.connector.metadata import StepMetadata
+from ec_ipc.connector.metrics import Collector, Tally
 from ec_ipc.connector.scheduled import scheduled_windows
 from ec_ipc.store import Store, Token
 
@@ -50,10 +51,12 @@ class ProducerScheduler:
     """One announcement per occurrence of an item in a scheduled request, taken back when aborted."""
 
     eager = True
+    metrics: Collector  # set by ``scheduler.create``
 
     def __init__(
         self, store: Store, config: ConnectorConfig, space: ArenaSpace, resolver: PlaceholderMetadataResolver
     ) -> None:
+        self.tally = Tally()
         self._store = store
         self._config = config
         self._space = space
@@ -139,6 +142,7 @@ class ProducerScheduler:
         if tokens and state is not None:
             state.tokens.append(tokens.pop())
             state.accounted.add(index)
+            self.tally.hits += 1
 
     def build_connector_meta(self, output: "SchedulerOutput") -> StepMetadata:
         """Announce the other occurrences of this step, or ask the worker to when it publishes."""

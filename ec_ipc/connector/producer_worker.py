@@ -1,6 +1,7 @@
 """The worker half on E: copies each encoder output into the arena, once, and publishes it."""
 
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from ec_ipc._core import Outcome
@@ -9,6 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from ec_ipc.connector.metadata import StepMetadata
+    from ec_ipc.connector.times import TimesSender
     from ec_ipc.store import Store
 
 logger = logging.getLogger(__name__)
@@ -26,8 +28,10 @@ class ProducerWorker:
     """Publishes what the scheduler asks for. Never raises into vLLM: an item that cannot be published
     is left out, with a warning once per reason, and counted as ``publish_skipped``."""
 
-    def __init__(self, store: "Store") -> None:
+    def __init__(self, store: "Store", times: "TimesSender") -> None:
         self._store = store
+        self._times = times
+        self._said_first = False
         self._saves: dict[str, int] = {}
         self._said: set[str] = set()
 
@@ -45,11 +49,22 @@ class ProducerWorker:
 
     def _publish(self, identifier: str, encoder_cache: dict[str, "torch.Tensor"]) -> Outcome | None:
         announce = self._saves.pop(identifier)
+        begin = time.perf_counter()
         try:
             outcome, _ = self._store.publish(identifier, encoder_cache[identifier], announce)
         except RuntimeError as error:  # ours, and torch's
             self._skip(identifier, str(error))
             return None
+        if outcome is Outcome.RESERVED:
+            self._times.publish.append(time.perf_counter() - begin)
+            if not self._said_first:
+                self._said_first = True
+                logger.info(
+                    "ec_ipc: the first embedding is published in namespace %s: item %s, shape %s",
+                    self._store.namespace,
+                    identifier,
+                    tuple(encoder_cache[identifier].shape),
+                )
         reason = _REASONS.get(outcome)
         if reason is not None:
             self._skip(identifier, reason)

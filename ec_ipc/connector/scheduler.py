@@ -9,6 +9,7 @@ from ec_ipc.connector import encoder_cache_manager, identity, support
 from ec_ipc.connector.arena_space import ArenaSpace
 from ec_ipc.connector.config import ConnectorConfig
 from ec_ipc.connector.consumer_scheduler import ConsumerScheduler
+from ec_ipc.connector.metrics import Collector
 from ec_ipc.connector.producer_scheduler import ProducerScheduler
 from ec_ipc.connector.shared_cache_scheduler import SharedCacheScheduler
 
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 class SchedulerHalf(Protocol):
     """vLLM's scheduler hooks, as each role implements them."""
+
+    metrics: Collector
 
     def ensure_cache_available(self, request: "Request", computed: int) -> bool: ...
     def has_cache_item(self, identifier: str) -> bool: ...
@@ -48,6 +51,7 @@ def create(vllm_config: "VllmConfig", config: ConnectorConfig) -> SchedulerHalf:
     resolver = PlaceholderMetadataResolver(vllm_config.model_config)
     worker_role = identity.worker_role(config.role)
     half: ProducerScheduler | ConsumerScheduler
+    workers = 1
     if config.role == "ec_producer":
         transfer = vllm_config.ec_transfer_config
         assert transfer is not None
@@ -61,10 +65,12 @@ def create(vllm_config: "VllmConfig", config: ConnectorConfig) -> SchedulerHalf:
         half = ProducerScheduler(store, config, space, resolver)
     else:
         parallel = vllm_config.parallel_config
-        ranks = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+        workers = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
         kind = SharedCacheScheduler if config.role == "ec_both" else ConsumerScheduler
-        half = kind(store, config, engine, worker_role, ranks, resolver)
+        half = kind(store, config, engine, worker_role, workers, resolver)
+    half.metrics = Collector(store, engine, half.tally, workers)
     encoder_cache_manager.install(vllm_config, half)
+    identity.introduce(store, vllm_config, identity.scheduler_role(config.role))
     if support.both_caches_off(vllm_config):
         logger.warning(
             "the multimodal processor cache and prefix caching are both off, so an item without a uuid gets "

@@ -9,6 +9,7 @@ from ec_ipc.connector import identity
 from ec_ipc.connector.config import ConnectorConfig
 from ec_ipc.connector.consumer_worker import ConsumerWorker
 from ec_ipc.connector.producer_worker import ProducerWorker
+from ec_ipc.connector.times import TimesSender
 from ec_ipc.store import Store
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class WorkerHalf:
         self._store: Store | None = None
         self._producer: ProducerWorker | None = None
         self._consumer: ConsumerWorker | None = None
+        self._times = TimesSender(identity.engine_number(vllm_config))
 
     def start_worker_services(self) -> None:
         """Join the namespace; make the arena and map those that are there.
@@ -46,7 +48,7 @@ class WorkerHalf:
         self._store = store
         if publishes:
             store.create_arena(self._arena_kind(), self._config.arena_bytes)
-            self._producer = ProducerWorker(store)
+            self._producer = ProducerWorker(store, self._times)
         if reads:
             store.map_arenas()
             self._consumer = ConsumerWorker(
@@ -54,12 +56,9 @@ class WorkerHalf:
                 copies=self._config.read_mode == "copy",
                 device=torch.device(self._vllm_config.device_config.device_type),
                 counts_reads=first_rank,
+                times=self._times,
             )
-        logger.info(
-            "ec_ipc: arenas of namespace %s: %s",
-            store.namespace,
-            ", ".join(f"slot {a.slot}, {a.nbytes} bytes" for a in store.segment.arenas()) or "none yet",
-        )
+        identity.introduce(store, self._vllm_config, identity.worker_role(self._config.role))
 
     def _arena_kind(self) -> str:
         """``auto`` does not look for a GPU that vLLM does not use."""
@@ -83,6 +82,7 @@ class WorkerHalf:
 
     def build_connector_worker_meta(self) -> "WorkerReport | None":
         """At the end of a step."""
+        self._times.flush()
         return self._consumer.build_connector_worker_meta() if self._consumer is not None else None
 
     def shutdown(self) -> None:

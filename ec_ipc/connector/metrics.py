@@ -1,0 +1,116 @@
+"""What an engine reports through vLLM's metrics, collected in its scheduler at the end of each step.
+
+An engine reports what its own participants have counted, so that the sum over engines is the whole.
+Only the two gauges are of the namespace: they are the same from each of its engines.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ec_ipc._core import MAX_PARTICIPANTS, Segment
+from ec_ipc.connector.times import LOAD, PUBLISH, TimesReceiver
+from ec_ipc.store import Store
+
+# The directory's counters, by name, and what they count.
+COUNTERS = {
+    "published": "Embeddings written into the arena and made readable.",
+    "republished": "Embeddings published again from the encoder's own cache, after they had been freed.",
+    "reads": "Embeddings that a worker has put into vLLM's encoder cache.",
+    "bytes_published": "Bytes written into the arena.",
+    "freed_by_last_reader": "Embeddings freed by the release of their last reader.",
+    "evicted": "Embeddings evicted for space, least recently used first.",
+    "expired": "Announced reads that did not come before their deadline.",
+    "reclaimed": "Holds and writes taken back from participants that died.",
+    "localised": "Views replaced by copies, because an arena was short of space.",
+    "publish_skipped": "Encoded items that were not published: the arena full, or too small for them.",
+    "late_releases": "Reads settled after their embedding was gone.",
+    "misses": "Items that a request asked for and the namespace did not have.",
+}
+# Counted in this process.
+TALLIES = {
+    "hits": "Items found in the namespace: by PD to read, by E so as not to encode again.",
+    "no_producer": "Misses while the namespace had no producer at all.",
+}
+GAUGES = {
+    "arena_bytes": "Size of all arenas of the namespace.",
+    "arena_used_bytes": "Bytes of the namespace's arenas that hold an embedding.",
+}
+HISTOGRAMS = {
+    "publish_seconds": "Time that a worker of E spent on publishing an embedding (CUDA: until it is queued).",
+    "load_seconds": "Time that a worker of PD spent on getting the view of an embedding.",
+}
+BUCKETS = [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 5.0]
+PREFIX = "vllm:ec_ipc_"
+
+LOOK_AGAIN_S = 1.0
+
+
+@dataclass
+class Tally:
+    """What the scheduler itself counts."""
+
+    hits: int = 0
+    no_producer: int = 0
+
+
+class Collector:
+    """The growth of this engine's counters since the last call."""
+
+    def __init__(self, store: Store, engine: int, tally: Tally, workers: int) -> None:
+        self._store = store
+        self._engine = engine
+        self._tally = tally
+        self._expected = workers + 1
+        self._times = TimesReceiver(engine)
+        self._own: list[int] = []
+        self._looked = 0.0
+        # A slot's counters outlive its participant: the growth counts from what they are now.
+        self._last = [store.segment.counters_of(slot) for slot in range(MAX_PARTICIPANTS)]
+        self._last_tally = (tally.hits, tally.no_producer)
+
+    def collect(self) -> dict[str, Any] | None:
+        """Plain data for vLLM's stats; None when nothing has happened."""
+        if len(self._own) < self._expected:
+            self._find_own()
+        grown = dict.fromkeys(COUNTERS, 0)
+        for slot in self._own:
+            now, last = self._store.segment.counters_of(slot), self._last[slot]
+            if now != last:
+                self._last[slot] = now
+                for name, new, old in zip(COUNTERS, now, last, strict=True):
+                    grown[name] += new - old
+        tally = (self._tally.hits, self._tally.no_producer)
+        for name, new, old in zip(TALLIES, tally, self._last_tally, strict=True):
+            grown[name] = new - old
+        self._last_tally = tally
+        times = self._times.take()
+        if not times and not any(grown.values()):
+            return None
+        return {
+            "namespace": self._store.namespace,
+            "counters": {name: value for name, value in grown.items() if value},
+            "publish_seconds": times.get(PUBLISH, []),
+            "load_seconds": times.get(LOAD, []),
+            **arena_numbers(self._store.segment),
+        }
+
+    def _find_own(self) -> None:
+        now = time.monotonic()
+        if now - self._looked < LOOK_AGAIN_S:
+            return
+        self._looked = now
+        self._own = [p.slot for p in self._store.segment.participants() if p.engine == self._engine]
+
+    def close(self) -> None:
+        """Collect no more."""
+        self._times.close()
+
+
+def arena_numbers(directory: Segment) -> dict[str, int]:
+    """The gauges, from a directory."""
+    arenas = directory.arenas()
+    return {
+        "arena_bytes": sum(arena.nbytes for arena in arenas),
+        "arena_used_bytes": sum(directory.arena_used(arena.slot) for arena in arenas),
+    }
