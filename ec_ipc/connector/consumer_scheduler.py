@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
 
+from ec_ipc import dtypes
 from ec_ipc._core import Pin, State
 from ec_ipc.connector.config import ConnectorConfig
 from ec_ipc.connector.items import has_pixels, is_request_scoped, last_position, needed, token_of
 from ec_ipc.connector.metadata import Load, StepMetadata, WorkerReport
 from ec_ipc.connector.metrics import Collector, Tally
+from ec_ipc.errors import SegmentError
 from ec_ipc.store import Store
 
 if TYPE_CHECKING:
@@ -155,6 +157,11 @@ class ConsumerScheduler:
             shape = pin.shape
             pin.release()
             return _Absence(f"its embedding has shape {shape} and the request needs {rows} rows")
+        try:
+            dtypes.decode(pin.dtype, pin.shape, pin.nbytes)
+        except SegmentError as error:
+            pin.release()
+            return _Absence(f"its entry is damaged: {error}")
         unmapped = self._unmapped(pin)
         if unmapped is not None:
             pin.release()
