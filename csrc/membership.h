@@ -12,6 +12,7 @@
 #include "directory.h"
 #include "errors.h"
 #include "holds.h"
+#include "ledger.h"
 #include "liveness.h"
 #include "reclaim.h"
 #include "reserve.h"
@@ -101,7 +102,7 @@ class Membership {
     check_joined();
     if (holds_.closed()) throw SegmentError("this participant is leaving; open the namespace again");
     if (own_arena_.nbytes == 0) throw SegmentError("this participant has no arena; call set_arena() first");
-    return Reserve<Policy>(directory_).reserve(request, own_arena_);
+    return Reserve<Policy>(directory_, &ledger_).reserve(request, own_arena_);
   }
 
   Placement announce(const Digest& key, u64 n, u64 ttl_ns, std::chrono::nanoseconds timeout) {
@@ -226,6 +227,7 @@ class Membership {
   // forgotten: the participant's incarnation names one arena, once.
   OwnArena own_arena_{};
   bool arena_named_ = false;
+  Ledger ledger_;
 };
 
 }  // namespace ec_ipc

@@ -6,6 +6,7 @@
 #include "directory.h"
 #include "errors.h"
 #include "extents.h"
+#include "ledger.h"
 #include "reclaim.h"
 
 namespace ec_ipc {
@@ -48,7 +49,9 @@ struct OwnArena {
 template <class Policy>
 class Reserve {
  public:
-  explicit Reserve(Directory<Policy>& directory) : d_(directory), reclaim_(directory) {}
+  // The ledger belongs to the participant; without one every reservation looks at every entry.
+  explicit Reserve(Directory<Policy>& directory, Ledger* ledger = nullptr)
+      : d_(directory), reclaim_(directory), ledger_(ledger) {}
 
   Placement announce(const Digest& key, u64 n, u64 ttl_ns) {
     return existing(key, n, ttl_ns).value_or(Placement{Outcome::kAbsent, {}});
@@ -60,6 +63,9 @@ class Reserve {
     if (request.nbytes > arena.nbytes || extent > arena.nbytes) return {Outcome::kTooLarge, {}};
     const Probe probe = d_.index().locate(request.digest);
 
+    if (const auto offset = quick_fit(extent, arena)) {
+      if (const auto entry = longest_free(probe)) return take(*entry, probe, request, {arena.ref, *offset});
+    }
     Survey survey = look(arena);
     if (!place(survey, probe, extent, arena)) {
       reclaim_.run();
@@ -67,6 +73,7 @@ class Reserve {
       if (const auto full = make_room(survey, probe, extent, arena)) return {*full, {}};
     }
     const auto offset = first_fit(survey.used, arena.nbytes, extent);
+    if (ledger_ != nullptr) *ledger_ = {arena.ref, survey.live, reserve_sequence(), std::move(survey.used)};
     return take(*longest_free(probe), probe, request, {arena.ref, *offset});
   }
 
@@ -145,6 +152,21 @@ class Reserve {
     }
     sort_extents(survey.used);
     return survey;
+  }
+
+  u64 reserve_sequence() const { return d_.load(d_.view().header->reserve_sequence); }
+
+  // An offset, when the ledger is enough to say that there is one. Under the writer byte nobody else
+  // reserves, so an extent that is free here stays so.
+  std::optional<u64> quick_fit(u64 extent, const OwnArena& arena) {
+    if (ledger_ == nullptr || ledger_->arena != arena.ref) return std::nullopt;
+    if (ledger_->live_at_most(reserve_sequence()) >= d_.view().geometry.max_items) return std::nullopt;
+    std::erase_if(ledger_->used, [&](const Extent& e) {
+      const EntrySlot& slot = d_.entry(e.entry);
+      return d_.word(e.entry).state == State::kFree || d_.load(slot.arena) != arena.ref.pack() ||
+             d_.load(slot.offset) != e.begin;
+    });
+    return first_fit(ledger_->used, arena.nbytes, extent);
   }
 
   std::vector<Candidate> least_recently_used(const Survey& survey) const {
@@ -235,6 +257,10 @@ class Reserve {
 
   Placement take(u64 i, const Probe& probe, const Request& request, const Position& position) {
     EntrySlot& e = d_.entry(i);
+    // First, because it may fail: what is in the ledger and not in the directory does no harm.
+    if (ledger_ != nullptr) {
+      ledger_->add({position.offset, position.offset + align_up(request.nbytes), i});
+    }
     const u64 now = d_.policy().now_ns();
     // SYNC POINT (Directory::snapshot, Directory::set_bit): all of it while the word is FREE. A
     // process that is killed anywhere in here leaves a FREE entry, which says nothing.
@@ -264,6 +290,7 @@ class Reserve {
 
   Directory<Policy>& d_;
   Reclaim<Policy> reclaim_;
+  Ledger* ledger_;
 };
 
 }  // namespace ec_ipc
