@@ -49,22 +49,22 @@ class Holds {
     --local.count;
     --total_;
     if (local.count == 0) directory_.clear_bit(token);
-    return closed_ && total_ == 0;
+    return ends();
   }
 
   u64 total() {
     const std::lock_guard guard(mutex_);
     return total_;
   }
-  // No new pins from now on. True when there is no hold left to wait for.
+  // No new pins from now on. True when there is no hold left to wait for: the caller ends it.
   bool close() {
     const std::lock_guard guard(mutex_);
     closed_ = true;
-    return total_ == 0;
+    return ends();
   }
   void open() {
     const std::lock_guard guard(mutex_);
-    closed_ = false;
+    closed_ = ended_ = false;
   }
   bool closed() {
     const std::lock_guard guard(mutex_);
@@ -76,6 +76,14 @@ class Holds {
     std::uint32_t count = 0;
     std::uint32_t generation = 0;
   };
+
+  // True once: whoever asks again while the last hold's thread still gives up the slot must not do
+  // so as well, for the slot may be somebody else's by then.
+  bool ends() {
+    if (!closed_ || total_ != 0 || ended_) return false;
+    ended_ = true;
+    return true;
+  }
 
   std::optional<Found> pin_locked(u64 i, const Digest* key, std::optional<std::uint32_t> generation) {
     Local& local = local_[i];
@@ -104,6 +112,7 @@ class Holds {
   std::vector<Local> local_;
   u64 total_ = 0;
   bool closed_ = false;
+  bool ended_ = false;
 };
 
 }  // namespace ec_ipc
