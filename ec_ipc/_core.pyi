@@ -61,6 +61,8 @@ class Mapping:
         """Takes ownership of fd (closes it after mapping). SegmentError when fd is shorter."""
     nbytes: int
     address: int
+    def write(self, offset: int, address: int, nbytes: int) -> None:
+        """Copy from an address of this process, without the GIL. SegmentError when it does not fit."""
 
 class Found:
     entry: int

@@ -16,17 +16,20 @@ class HostArena(Arena):
 
     def __init__(self, mapping: _core.Mapping) -> None:
         self.nbytes = mapping.nbytes
-        self._bytes: torch.Tensor | None = torch.frombuffer(mapping, dtype=torch.uint8)
+        self._mapping: _core.Mapping | None = mapping
 
     def write(self, offset: int, source: torch.Tensor) -> Completion | None:
-        if self._bytes is None:
+        if self._mapping is None:
             raise ArenaUnavailable("the arena has been closed; open a new store to publish")
-        extent = self._bytes[offset : offset + source.numel() * source.element_size()]
-        extent.view(source.dtype).view(source.shape).copy_(source.detach())
+        if source.is_cpu and source.is_contiguous() and not source.is_neg():
+            self._mapping.write(offset, source.data_ptr(), source.nbytes)
+        else:
+            extent = torch.frombuffer(self._mapping, dtype=torch.uint8)[offset : offset + source.nbytes]
+            extent.view(source.dtype).view(source.shape).copy_(source.detach())
         return None
 
     def close(self) -> None:
-        self._bytes = None
+        self._mapping = None
 
 
 class HostArenaMapping(ArenaMapping):

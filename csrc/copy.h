@@ -1,0 +1,52 @@
+// Copies into an arena, which the copying process will hardly read again.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
+namespace ec_ipc {
+
+// From here on a copy would push everything else out of the caches, itself too.
+inline constexpr std::size_t kStreamedBytes = std::size_t{32} << 20;
+
+#if defined(__SSE2__)
+// Past the caches: a store that need not read its line first saves a third of the traffic. Four pages
+// take turns, so that four streams of memory are under way at a time. `to` is aligned to 16 bytes.
+inline void stream_pages(std::byte* to, const std::byte* from, std::size_t pages) {
+  constexpr std::size_t kPage = 4096;
+  constexpr std::size_t kLine = 64;
+  constexpr std::size_t kStreams = 4;
+  for (std::size_t page = 0; page + kStreams <= pages; page += kStreams) {
+    for (std::size_t line = 0; line < kPage; line += kLine) {
+      for (std::size_t stream = 0; stream < kStreams; ++stream) {
+        const std::size_t at = (page + stream) * kPage + line;
+        const auto* source = reinterpret_cast<const __m128i*>(from + at);
+        auto* target = reinterpret_cast<__m128i*>(to + at);
+        for (std::size_t part = 0; part < kLine / sizeof(__m128i); ++part) {
+          _mm_stream_si128(target + part, _mm_loadu_si128(source + part));
+        }
+      }
+    }
+  }
+  _mm_sfence();  // streamed stores are in no order with others, and publish comes next
+}
+#endif
+
+// `to` is aligned to 16 bytes at least.
+inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t nbytes) {
+  std::size_t streamed = 0;
+#if defined(__SSE2__)
+  constexpr std::size_t kFourPages = 4 * 4096;
+  if (nbytes >= kStreamedBytes) {
+    streamed = nbytes / kFourPages * kFourPages;
+    stream_pages(to, from, streamed / 4096);
+  }
+#endif
+  std::memcpy(to + streamed, from + streamed, nbytes - streamed);
+}
+
+}  // namespace ec_ipc
