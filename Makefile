@@ -13,10 +13,10 @@ IMAGES ?=
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp unit e2e compat models clean
+.PHONY: help venv demo test lint format cpp unit e2e compat docs-check models clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv:  ## make the environment and build the project, as far as needed
 	@$(PYTHON) tools/venv.py
@@ -51,6 +51,9 @@ e2e: venv  ## tests with real vLLM engines
 
 compat: venv  ## vLLM's interface, version by version, against what the connector implements
 	@$(PY) tools/compat
+
+docs-check: venv  ## run the documented commands; check deploy files and the package
+	$(PYTEST) tests/docs
 
 models: venv  ## the tiny models, in .cache/models
 	$(PY) -m examples.demo.tiny_models

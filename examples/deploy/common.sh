@@ -4,7 +4,7 @@
 #   DEVICE=cpu examples/deploy/1e-1pd.sh --check                  on any machine, with a tiny model
 #
 #   --dry-run   print the command lines, start nothing
-#   --check     send a picture when all are up, print the answer, stop; the exit code says how it went
+#   --check     send a picture when all are up, print what came of it, stop; the exit code says how it went
 #
 # Variables, with their defaults:
 #   MODEL       what every engine serves: one string for all, it is part of the key  (cpu: a tiny model)
@@ -37,6 +37,7 @@ if [[ -z ${DEVICE:-} ]]; then
     DEVICE=cpu
     if nvidia-smi -L >/dev/null 2>&1; then DEVICE=cuda; fi
 fi
+[[ $check == no ]] || NAMESPACE=${NAMESPACE:-check-$$}
 PORT=${PORT:-8000} ARENA=${ARENA:-auto}
 supervisor=$repo/examples/demo/supervise.py
 names=() urls=() pids=()
@@ -165,16 +166,7 @@ serve() { # call it last: waits, checks if asked to, then stays until an engine 
     wait_until_up
     echo "ready: http://127.0.0.1:$PORT/v1 (model name: model)"
     if [[ $check == yes ]]; then
-        (cd "$repo" && "$PYTHON" - "http://127.0.0.1:$PORT") <<'PYTHON'
-import sys
-
-from examples.demo.chat import chat, picture
-
-answer = chat(sys.argv[1], [picture(1)], max_tokens=8)
-print(f"answer: HTTP {answer.status}, {len(answer.tokens)} tokens")
-sys.exit(not (answer.ok and answer.tokens))
-PYTHON
-        "$PYTHON" -m ec_ipc.cli status ${NAMESPACE:+--namespace "$NAMESPACE"}
+        (cd "$repo" && "$PYTHON" -m examples.deploy.check "http://127.0.0.1:$PORT" "$NAMESPACE")
         return
     fi
     while sleep 2; do check_alive; done
