@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 RELEASE_TIMEOUT_S = 2.0  # how long a leaving owner waits for others to unmap
 GUARD_BYTES = 256  # before and after the arena; keeps its start aligned
 CANARY_BYTES = 8
+BLOCK_BYTES = 2 << 20  # CUDA packs smaller allocations together, and exports what it has packed
 
 # Of this process. A handle cannot be opened by its exporter, nor twice by one process.
 _own: dict[bytes, int] = {}
@@ -50,7 +51,7 @@ class CudaArena(Arena):
         self.nbytes = nbytes
         self.device = device
         self.canary = secrets.randbits(63) | 1
-        self._base = cuda_runtime.allocate(nbytes + 2 * GUARD_BYTES)
+        self._base = cuda_runtime.allocate(_block_size(nbytes))
         try:
             self.handle = cuda_runtime.export(self._base)
             for address in _canaries(self._base, nbytes):
@@ -102,13 +103,14 @@ class CudaArena(Arena):
 class _OpenHandle:
     """Another process's block, mapped once in this process and unmapped with its last user."""
 
-    def __init__(self, handle: bytes) -> None:
+    def __init__(self, handle: bytes, device: int) -> None:
+        self._device = device
         self.base = cuda_runtime.open_handle(handle)
 
     def __del__(self) -> None:
         if hasattr(self, "base"):
             try:
-                cuda_runtime.close_handle(self.base)
+                cuda_runtime.close_handle(self.base, self._device)
             except ArenaUnavailable as error:
                 logger.warning("unmapping a cuda arena: %s", error)
 
@@ -191,14 +193,14 @@ def map_record(record: _core.ArenaRecord, name: str) -> CudaArenaMapping:
             return CudaArenaMapping(own, record, device, None)
         handle = _opened.get(record.handle)
         if handle is None:
-            handle = _open(record)
+            handle = _open(record, device)
             _opened[record.handle] = handle
     return CudaArenaMapping(handle.base, record, device, handle)
 
 
-def _open(record: _core.ArenaRecord) -> _OpenHandle:
+def _open(record: _core.ArenaRecord, device: int) -> _OpenHandle:
     try:
-        return _OpenHandle(record.handle)
+        return _OpenHandle(record.handle, device)
     except ECIPCError as error:
         raise ArenaUnavailable(
             f"the cuda arena of slot {record.slot}, on GPU {record.device.hex()}, cannot be mapped here: "
@@ -216,6 +218,10 @@ def check_canary(base: int, record: _core.ArenaRecord) -> None:
                 f"the cuda arena of slot {record.slot} has canary {found.hex()} where {expected.hex()} was "
                 "written: the IPC handle leads to another block"
             )
+
+
+def _block_size(nbytes: int) -> int:
+    return (nbytes + 2 * GUARD_BYTES + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES
 
 
 def _canaries(base: int, nbytes: int) -> tuple[int, int]:

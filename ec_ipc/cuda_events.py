@@ -40,7 +40,8 @@ class CompletionQueue:
 
     def __init__(self, device: int, events: int = EVENTS) -> None:
         self._device = device
-        self._free = [cuda_runtime.create_event() for _ in range(events)]
+        with cuda_runtime.on_device(device):
+            self._free = [cuda_runtime.create_event() for _ in range(events)]
         self._recorded: deque[_Recorded] = deque()
         self._unrecorded: list[tuple[int, Action]] = []
         self._unfinished = 0
@@ -52,15 +53,16 @@ class CompletionQueue:
         atexit.register(self.stop)
 
     def after_now(self, stream: int, action: Action) -> None:
-        """Call the action after everything queued on the stream so far. For a thread whose device this
-        is: the event is recorded here and now, so that later work does not delay the action."""
+        """Call the action after everything queued on the stream so far. The event is recorded here and
+        now, so that later work does not delay the action."""
         with self._changed:
             if self._stopped or not self._free:
                 self.after(stream, action)
                 return
             event = self._free.pop()
             try:
-                cuda_runtime.record_event(event, stream)
+                with cuda_runtime.on_device(self._device):  # stream 0 is the current device's
+                    cuda_runtime.record_event(event, stream)
             except ECIPCError:
                 self._free.append(event)
                 raise

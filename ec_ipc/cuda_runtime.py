@@ -4,7 +4,10 @@ CuPy is imported on the first call, in a worker process: importing it earlier wo
 before vLLM forks.
 """
 
+import contextlib
+import ctypes
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -45,8 +48,11 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """The ordinal of this thread's GPU, which another process may call otherwise."""
-    return int(_call("getDevice"))
+    """The ordinal of this thread's GPU, as torch has it; another process may call it otherwise. CuPy has
+    a CUDA runtime of its own, which is told."""
+    device = int(torch.cuda.current_device())
+    use_device(device)
+    return device
 
 
 def use_device(device: int) -> None:
@@ -54,8 +60,22 @@ def use_device(device: int) -> None:
     _call("setDevice", device)
 
 
+@contextlib.contextmanager
+def on_device(device: int) -> Iterator[None]:
+    """Let a GPU be this thread's for a while: a call may come from any thread, with any GPU."""
+    before = int(_call("getDevice"))
+    if before == device:
+        yield
+        return
+    use_device(device)
+    try:
+        yield
+    finally:
+        use_device(before)
+
+
 def device_uuid(device: int) -> bytes:
-    """16 bytes that name a GPU in every process."""
+    """At most 16 bytes that name a GPU in every process. CuPy ends them at a zero byte."""
     return bytes(_call("getDeviceProperties", device)["uuid"])[:16]
 
 
@@ -85,25 +105,27 @@ def open_handle(handle: bytes) -> int:
     return int(_call("ipcOpenMemHandle", handle, _cupy().cuda.runtime.cudaIpcMemLazyEnablePeerAccess))
 
 
-def close_handle(address: int) -> None:
-    """Unmap another process's block."""
+def close_handle(address: int, device: int) -> None:
+    """Unmap another process's block from the device on which it was opened."""
     if not shutting_down():
-        _call("ipcCloseMemHandle", address)
+        with on_device(device):
+            _call("ipcCloseMemHandle", address)
+
+
+# Not through tensors: a program may have made the GPU torch's default device.
 
 
 def write_bytes(address: int, data: bytes) -> None:
     """Copy a few bytes to the GPU. Returns when they are there."""
-    source = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    runtime = _cupy().cuda.runtime
-    _call("memcpy", address, source.data_ptr(), len(data), runtime.memcpyHostToDevice)
+    source = ctypes.create_string_buffer(data, len(data))
+    _call("memcpy", address, ctypes.addressof(source), len(data), _cupy().cuda.runtime.memcpyHostToDevice)
 
 
 def read_bytes(address: int, nbytes: int) -> bytes:
     """Copy a few bytes from the GPU."""
-    target = torch.zeros(nbytes, dtype=torch.uint8)
-    runtime = _cupy().cuda.runtime
-    _call("memcpy", target.data_ptr(), address, nbytes, runtime.memcpyDeviceToHost)
-    return bytes(target.tolist())
+    target = ctypes.create_string_buffer(nbytes)
+    _call("memcpy", ctypes.addressof(target), address, nbytes, _cupy().cuda.runtime.memcpyDeviceToHost)
+    return target.raw
 
 
 def lock_pages(address: int, nbytes: int) -> None:

@@ -38,7 +38,7 @@ class _Stream:
 
 
 def install(**settings: Any) -> State:
-    """Put the stand-in in the place of CuPy and of torch's two questions about CUDA.
+    """Put the stand-in in the place of CuPy and of torch's questions about CUDA.
 
     ``settings`` are attributes of the state: ``devices``, ``peer_access``, ``fail`` and so on.
     """
@@ -55,8 +55,10 @@ def install(**settings: Any) -> State:
     cupy.ndarray = memory.ndarray  # type: ignore[attr-defined]
     sys.modules.update({"cupy": cupy, "cupy.cuda": cuda, "cupy.cuda.runtime": functions})
     if not _originals:
-        _originals.update(is_available=torch.cuda.is_available, current_stream=torch.cuda.current_stream)
+        for name in ("is_available", "current_device", "current_stream"):
+            _originals[name] = getattr(torch.cuda, name)
     torch.cuda.is_available = lambda: True
+    torch.cuda.current_device = runtime.getDevice
     torch.cuda.current_stream = lambda device=None: _Stream()  # type: ignore[assignment]
     return state
 
@@ -65,7 +67,6 @@ def uninstall() -> None:
     """Take it away again, with what this process still has of it."""
     for name in ("cupy", "cupy.cuda", "cupy.cuda.runtime"):
         sys.modules.pop(name, None)
-    if _originals:
-        torch.cuda.is_available = _originals["is_available"]
-        torch.cuda.current_stream = _originals["current_stream"]
+    for name, original in _originals.items():
+        setattr(torch.cuda, name, original)
     state.let_all_events_complete()

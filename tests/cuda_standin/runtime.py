@@ -83,6 +83,7 @@ class State:
         self.event_limit = 10_000
         self.events = 0
         self.recorded: list[tuple[int, int]] = []  # (event, stream)
+        self.recorded_on: list[int] = []  # the thread's device at that time
         self._gate = threading.Event()
         self._gate.set()
         self._numbers = itertools.count(1)
@@ -195,6 +196,7 @@ def eventCreateWithFlags(flags: int) -> int:
 def eventRecord(event: int, stream: int) -> None:
     state.begin("eventRecord")
     state.recorded.append((event, stream))
+    state.recorded_on.append(getDevice())
 
 
 def eventSynchronize(event: int) -> None:
