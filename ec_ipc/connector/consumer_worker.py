@@ -1,5 +1,6 @@
 """The worker half on PD: puts views of the arena into vLLM's encoder cache."""
 
+import contextlib
 import logging
 import threading
 import time
@@ -47,12 +48,15 @@ class ConsumerWorker:
         self._views: dict[str, int] = {}  # item in vLLM's cache -> address of its bytes in an arena
         self._in_step = threading.Lock()
         self._pressure = store.segment.pressure
+        self._stream: torch.cuda.Stream | None = None  # on which steps read; the timer's thread has another
         store.on_maintenance = self._localise_when_quiet
 
     def start_load_caches(self, meta: "StepMetadata", encoder_cache: dict[str, torch.Tensor]) -> None:
         """A view for each item of this step; an older one under the same name is replaced."""
         with self._in_step:
             self._encoder_cache = encoder_cache
+            if self._device.type == "cuda":
+                self._stream = torch.cuda.current_stream(self._device)
             for identifier in meta.freed:
                 # vLLM has removed it; the timer may have put its copy back at that very moment.
                 encoder_cache.pop(identifier, None)
@@ -97,11 +101,15 @@ class ConsumerWorker:
             )
 
     def _localise_when_quiet(self) -> None:
-        with self._in_step:
+        with (
+            self._in_step,
+            contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream),
+        ):
             self._localise_under_pressure()
 
     def _localise_under_pressure(self) -> None:
-        """Replace views by copies. A step that reads one meanwhile sees the same bytes in either."""
+        """Replace views by copies. A step that reads one meanwhile sees the same bytes in either: the copy
+        is on its stream, before what it queues from now on, and before the event that ends the hold."""
         pressure = self._store.segment.pressure
         if pressure == self._pressure:
             return
