@@ -38,11 +38,11 @@ def run(*command: str, cwd: Path = REPO, **environ: str) -> str:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The sdist of what git has, and the wheel that is built from that sdist."""
+    """The sdist of what git has or would take, and the wheel that is built from that sdist."""
     folder = tmp_path_factory.mktemp("package")
     source = folder / "source"
-    tracked = run("git", "ls-files", "-z").split("\0")
-    for name in filter(None, tracked):
+    files = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard").split("\0")
+    for name in filter(None, files):
         if (REPO / name).is_file():
             (source / name).parent.mkdir(parents=True, exist_ok=True)
             (source / name).write_bytes((REPO / name).read_bytes())
@@ -68,12 +68,7 @@ def test_the_wheel_is_typed_and_complete(built: dict[str, Path]) -> None:
     assert {"ec_ipc/py.typed", "ec_ipc/_core.pyi", "ec_ipc/cli/doctor/__init__.py"} <= names
     assert sum(name.startswith("ec_ipc/_core.") and name.endswith(".so") for name in names) == 1
     assert not any(name.startswith(("tests", "examples", "csrc")) for name in names)
-    here = {
-        str(path.relative_to(REPO))
-        for path in map(Path, run("git", "ls-files", "ec_ipc").split())
-        for path in [REPO / path]
-        if path.suffix == ".py"
-    }
+    here = {str(path.relative_to(REPO)) for path in (REPO / "ec_ipc").rglob("*.py")}
     assert here <= names, here - names
     assert f"-{ec_ipc.__version__}-" in built["wheel"].name
 
@@ -118,3 +113,4 @@ def test_the_version_is_the_newest_of_the_changelog_and_of_the_tag() -> None:
     ).stdout.strip()
     assert tag in ("", f"v{ec_ipc.__version__}")
     assert "version =" not in (REPO / "pyproject.toml").read_text().partition("[tool.")[0]
+    assert "project(ec_ipc LANGUAGES" in (REPO / "CMakeLists.txt").read_text()

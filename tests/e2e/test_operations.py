@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import random
+import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections import Counter
+from contextlib import ExitStack, suppress
+from pathlib import Path
 
 from harness import Deployment
 from prometheus_client.parser import text_string_to_metric_families
 
 from ec_ipc.connector.metrics import COUNTERS, GAUGES, HISTOGRAMS, PREFIX, TALLIES
 from examples.demo.chat import picture
-from examples.demo.deployment import ec_ipc
-from examples.demo.engines import Server
+from examples.demo.deployment import ec_ipc, segments
+from examples.demo.engines import REPO, Server, command_line
+from examples.demo.supervise import descendants
 
 
 def scrape(server: Server) -> Counter[str]:
@@ -125,3 +132,38 @@ def test_the_logs_show_why_engines_meet_and_that_the_hand_over_works(llava: Depl
             assert llava.namespace in line and "fingerprint" in line and "dtype float32" in line
     (line,) = [line for line in llava.decoder.log.read_text().splitlines() if "the hand-over works" in line]
     assert llava.namespace in line
+
+
+def free_ports(count: int) -> int:
+    """The first of some neighbouring ports that nobody uses now."""
+    for first in random.sample(range(20000, 30000, 10), 100):
+        with ExitStack() as stack, suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
+    raise AssertionError("no free ports")
+
+
+def test_the_script_for_one_e_and_one_pd_works_and_leaves_nothing(namespace: str, tmp_path: Path) -> None:
+    """The other scripts share all but a few lines with it: tests/docs reads what they would start."""
+    port = free_ports(3)
+    environ = {"DEVICE": "cpu", "PORT": str(port), "NAMESPACE": namespace, "LOGS": str(tmp_path)}
+    script = REPO / "examples" / "deploy" / "1e-1pd.sh"
+    clean = {name: value for name, value in os.environ.items() if name not in ("MODEL", "ARENA", "PYTHON")}
+    done = subprocess.run(
+        [script, "--check"],
+        capture_output=True,
+        text=True,
+        env={**clean, **environ, "PYTHON": sys.executable},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 embeddings published, 2 read in place, 0 missed" in done.stdout
+    assert f"ready: http://127.0.0.1:{port}/v1" in done.stdout
+    assert sorted(log.name for log in tmp_path.glob("*.log")) == ["E.log", "PD.log", "proxy.log"]
+    left = [
+        pid
+        for pid in descendants(1)
+        if f"--port {port}" in command_line(pid) or namespace in command_line(pid)
+    ]
+    assert not left
+    assert not segments(namespace)
