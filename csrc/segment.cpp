@@ -2,11 +2,13 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <stdexcept>
 #include <system_error>
 
@@ -75,6 +77,16 @@ Geometry checked_geometry(int fd) {
 }
 
 }  // namespace
+
+// Segments of one name that follow each other must not use the same incarnations: an arena's name and
+// a pin's arena would otherwise mean one thing to who still has the old segment and another to the rest.
+static u64 random_start() {
+  std::uint32_t start = 0;
+  if (::getrandom(&start, sizeof start, 0) != sizeof start) {
+    throw SegmentError("the kernel gives no random number: " + std::string(std::strerror(errno)));
+  }
+  return (u64{start} & 0x7fffffff) << 8;
+}
 
 void OwnedFd::close() noexcept {
   if (fd_ >= 0) ::close(fd_);
@@ -151,6 +163,7 @@ void initialise_segment(int fd, u64 max_items, std::span<const std::byte> finger
   const Geometry geometry = Geometry::of(max_items);
   Header fresh{};
   fresh.magic = kMagic;
+  fresh.incarnations = random_start();
   fresh.layout_version = kLayoutVersion;
   fresh.layout_hash = layout_hash();
   fresh.total_bytes = geometry.total_bytes;

@@ -67,7 +67,7 @@ class ArenaMapping(ABC):
 
 
 def create(
-    kind: str, segment: _core.Segment, name: str, nbytes: int, timeout_s: float
+    kind: str, segment: _core.Segment, name: str, nbytes: int, timeout_s: float, device: int | None
 ) -> tuple[Arena, ArenaMapping]:
     """Make this participant's arena and publish its record; the owner's own mapping comes with it.
 
@@ -77,6 +77,7 @@ def create(
         name: POSIX name of the segment, from which the arena's name is made.
         nbytes: size of the arena.
         timeout_s: how long to wait for the writer byte.
+        device: ordinal of the GPU for a CUDA arena; None: this thread's.
     """
     if kind not in KINDS:
         raise ConfigurationError(f"arena {kind!r} is unknown; use one of {', '.join(KINDS)}")
@@ -92,7 +93,7 @@ def create(
             raise ArenaUnavailable(
                 f"arena 'cuda' cannot be used here: {reason}; set arena to 'host', or to 'auto'"
             )
-        return cuda_arena.create(segment, name, nbytes, timeout_s)
+        return cuda_arena.create(segment, nbytes, timeout_s, device)
     from ec_ipc import host_arena
 
     return host_arena.create(segment, name, nbytes, timeout_s)
@@ -107,7 +108,7 @@ def _choose() -> str:
     return "host" if reason else "cuda"
 
 
-def map_record(record: _core.ArenaRecord, name: str) -> ArenaMapping:
+def map_record(record: _core.ArenaRecord, name: str, device: int | None) -> ArenaMapping:
     """Map the arena that a record in the directory describes.
 
     Raises:
@@ -120,5 +121,5 @@ def map_record(record: _core.ArenaRecord, name: str) -> ArenaMapping:
     if record.kind == CUDA:
         from ec_ipc import cuda_arena
 
-        return cuda_arena.map_record(record, name)
+        return cuda_arena.map_record(record, device)
     raise ArenaUnavailable(f"an arena has kind {record.kind}; expected one of {sorted(KIND_NAMES)}")

@@ -164,10 +164,10 @@ class CudaArenaMapping(ArenaMapping):
 
 
 def create(
-    segment: _core.Segment, name: str, nbytes: int, timeout_s: float
+    segment: _core.Segment, nbytes: int, timeout_s: float, device: int | None
 ) -> tuple[CudaArena, CudaArenaMapping]:
-    """Allocate on the current device, and write the record into the directory."""
-    device = cuda_runtime.current_device()
+    """Allocate on a device, and write the record into the directory."""
+    device = _use(device)
     arena = CudaArena(nbytes, device)
     try:
         segment.set_arena(
@@ -184,9 +184,9 @@ def create(
     return arena, mapping
 
 
-def map_record(record: _core.ArenaRecord, name: str) -> CudaArenaMapping:
-    """Map another participant's arena on this process's current device, once; one's own as it is."""
-    device = cuda_runtime.current_device()
+def map_record(record: _core.ArenaRecord, device: int | None) -> CudaArenaMapping:
+    """Map another participant's arena on this process's device, once; one's own as it is."""
+    device = _use(device)
     with _lock:
         own = _own.get(record.handle)
         if own is not None:
@@ -196,6 +196,14 @@ def map_record(record: _core.ArenaRecord, name: str) -> CudaArenaMapping:
             handle = _open(record, device)
             _opened[record.handle] = handle
     return CudaArenaMapping(handle.base, record, device, handle)
+
+
+def _use(device: int | None) -> int:
+    """Make a device this thread's, which may be a timer's that has not chosen one; or take the thread's."""
+    if device is None:
+        return cuda_runtime.current_device()
+    cuda_runtime.use_device(device)
+    return device
 
 
 def _open(record: _core.ArenaRecord, device: int) -> _OpenHandle:

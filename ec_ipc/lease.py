@@ -13,7 +13,7 @@ class Lease:
     reference, and the hold ends when torch frees the storage.
     """
 
-    def __init__(self, tensor: torch.Tensor, key: str, token: tuple[int, int]) -> None:
+    def __init__(self, tensor: torch.Tensor, key: str, token: tuple[int, int, int]) -> None:
         self._tensor: torch.Tensor | None = tensor
         self.key = key
         self.token = token

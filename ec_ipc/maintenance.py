@@ -91,5 +91,11 @@ def _close_open_stores() -> None:
         store.close()
 
 
-# A forked child has neither the thread nor the locks' holders: it must not close what is its parent's.
-os.register_at_fork(after_in_child=_open_stores.clear)
+def _forget_open_stores() -> None:
+    """A forked child has neither the timers nor whoever holds a mutex: it must not close what is its
+    parent's."""
+    for store in list(_open_stores):
+        store.forget()
+
+
+os.register_at_fork(after_in_child=_forget_open_stores)

@@ -24,6 +24,7 @@ class ArenaSpace:
         self._worker_role = worker_role
         self._widths = widths
         self._itemsize = itemsize
+        self._directory = store.segment  # of which the slot is
         self._slot: int | None = None
         self._arena_bytes = 0
         self._admitted: dict[str, dict[str, int]] = {}  # request -> item -> bytes, of this pass
@@ -58,6 +59,9 @@ class ArenaSpace:
         self._admitted.clear()
 
     def _worker_slot(self) -> int | None:
+        directory = self._store.segment
+        if directory is not self._directory:
+            self._directory, self._slot = directory, None
         if self._slot is None:
             owners = {
                 p.slot

@@ -237,7 +237,7 @@ class ConsumerScheduler:
         self._freed += output.free_encoder_mm_hashes
         meta = StepMetadata(
             loads=[
-                Load(identifier, pin.entry, pin.generation, pin.shape, pin.dtype)
+                Load(identifier, pin.entry, pin.generation, pin.arena_incarnation, pin.shape, pin.dtype)
                 for identifier, pin in step.pins.items()
             ],
             freed=self._freed,
@@ -267,7 +267,7 @@ class ConsumerScheduler:
         identifier = state.request.mm_features[index].identifier
         token = token_of(state.request, identifier)
         if token is not None:
-            self._store.segment.settle(*token)
+            self._store.settle_token(token)
         elif state.request.ec_transfer_params is None:
             self._store.settle(identifier)  # a proxy that does not send E's answer on: best effort
 

@@ -76,8 +76,8 @@ class ConsumerWorker:
     def _load(self, load: Load) -> torch.Tensor:
         begin = time.perf_counter()
         pin = self._store.segment.pin_token(load.entry, load.generation)
-        if pin is None:
-            raise ArenaUnavailable("it was freed under the scheduler's hold; the directory is damaged")
+        if pin is None or pin.arena_incarnation != load.arena:
+            raise ArenaUnavailable("it is not what the scheduler holds: the segment was damaged or replaced")
         tensor = self._store.load(pin, self._device)
         if self._counts_reads:
             self._store.segment.count("reads")

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# For announcing and reserving, inside a step: the byte is held for microseconds, unless its holder is
+# stopped. Then the item is not published, which costs less than an engine that stands still.
+LOCK_TIMEOUT_S = 0.25
+
 _SHORT_ROLES = {"ec_producer": "e", "ec_consumer": "pd", "ec_both": "both"}
 
 
@@ -64,8 +68,10 @@ def worker_role(role: str) -> str:
     return f"{_SHORT_ROLES[role]}.worker"
 
 
-def open_store(vllm_config: "VllmConfig", config: ConnectorConfig, role: str) -> Store:
-    """Join the engine's namespace in one of its two roles.
+def open_store(
+    vllm_config: "VllmConfig", config: ConnectorConfig, role: str, device: int | None = None
+) -> Store:
+    """Join the engine's namespace in one of its two roles; a worker on a GPU says on which.
 
     Raises:
         ConfigurationError, SegmentError, OutOfSharedMemory, NoFreeSlot: see ``Store.open``.
@@ -76,10 +82,12 @@ def open_store(vllm_config: "VllmConfig", config: ConnectorConfig, role: str) ->
         namespace,
         deallocate=config.deallocate_cache,
         read_timeout_s=config.read_timeout_s,
+        lock_timeout_s=LOCK_TIMEOUT_S,
         max_items=config.max_items,
         fingerprint=facts,
         role=role,
         engine=engine_number(vllm_config),
+        device=device,
     )
     leave_note(store, vllm_config, role)
     return store

@@ -4,12 +4,14 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ec_ipc.attachment import Token
+
 if TYPE_CHECKING:
     from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.v1.request import Request
 
-_TOKEN_LIMIT = 1 << 32
+_TOKEN_LIMIT = 1 << 63
 
 TOKEN = "ec_ipc_token"  # key of an item's token in ec_transfer_params
 
@@ -49,7 +51,7 @@ def has_pixels(feature: "MultiModalFeatureSpec", resolver: "PlaceholderMetadataR
     return not carried <= resolver.fields_for(feature.modality)
 
 
-def token_of(request: "Request", identifier: str) -> tuple[int, int] | None:
+def token_of(request: "Request", identifier: str) -> Token | None:
     """The token that E returned for an item, as it reached this engine with the request.
 
     It comes from the client, so anything that is no token counts as none.
@@ -57,8 +59,8 @@ def token_of(request: "Request", identifier: str) -> tuple[int, int] | None:
     params: Any = request.ec_transfer_params
     entry = params.get(identifier) if isinstance(params, dict) else None
     token = entry.get(TOKEN) if isinstance(entry, dict) else None
-    if not isinstance(token, (list, tuple)) or len(token) != 2:
+    if not isinstance(token, (list, tuple)) or len(token) != len(Token._fields):
         return None
     if not all(type(part) is int and 0 <= part < _TOKEN_LIMIT for part in token):
         return None
-    return token[0], token[1]
+    return Token(*token)

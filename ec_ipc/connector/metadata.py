@@ -12,6 +12,7 @@ class Load:
     identifier: str
     entry: int
     generation: int
+    arena: int  # incarnation, which no other segment of this name has
     shape: tuple[int, ...]
     dtype: int
 

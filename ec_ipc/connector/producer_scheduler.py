@@ -13,13 +13,15 @@ from vllm.distributed.ec_transfer.ec_connector.utils import (
 from vllm.v1.request import RequestStatus
 
 from ec_ipc._core import Outcome, State
+from ec_ipc.attachment import Token
 from ec_ipc.connector.arena_space import ArenaSpace
 from ec_ipc.connector.config import ConnectorConfig
 from ec_ipc.connector.items import TOKEN, is_request_scoped, last_position, needed
 from ec_ipc.connector.metadata import StepMetadata
 from ec_ipc.connector.metrics import Collector, Tally
 from ec_ipc.connector.scheduled import scheduled_windows
-from ec_ipc.store import Store, Token
+from ec_ipc.errors import LockTimeout
+from ec_ipc.store import Store
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -129,10 +131,10 @@ class ProducerScheduler:
         """Announce on the spot; when that succeeds the item is READY and need not be encoded again."""
         if is_request_scoped(identifier):
             return False
-        placement = self._store.announce(identifier)
-        if placement.outcome not in _ADDED:
+        token = self._announced(identifier)
+        if token is None:
             return False
-        self._unclaimed[identifier].append((placement.entry, placement.generation))
+        self._unclaimed[identifier].append(token)
         return True
 
     def update_state_after_alloc(self, request: "Request", index: int) -> None:
@@ -140,7 +142,11 @@ class ProducerScheduler:
         tokens = self._unclaimed.get(request.mm_features[index].identifier)
         state = self._requests.get(request.request_id)
         if tokens and state is not None:
-            state.tokens.append(tokens.pop())
+            token = tokens.pop()
+            if index in state.accounted:
+                self._store.segment.settle(*token)  # asked again for the next part of a split item
+                return
+            state.tokens.append(token)
             state.accounted.add(index)
             self.tally.hits += 1
 
@@ -165,17 +171,26 @@ class ProducerScheduler:
                     saves[feature.identifier] += 1
                     state.sent.append(feature.identifier)
         for token in (token for tokens in self._unclaimed.values() for token in tokens):
-            self._store.segment.settle(*token)  # its request was not scheduled after all
+            self._store.settle_token(token)  # its request was not scheduled after all
         self._unclaimed.clear()
         self._space.end_pass()
         return StepMetadata(saves=dict(saves))
 
     def _announce(self, state: _RequestState, identifier: str) -> bool:
-        placement = self._store.announce(identifier)
-        if placement.outcome not in _ADDED:
+        token = self._announced(identifier)
+        if token is None:
             return False
-        state.tokens.append((placement.entry, placement.generation))
+        state.tokens.append(token)
         return True
+
+    def _announced(self, identifier: str) -> Token | None:
+        """One more read announced; None when the item is not READY, or the directory is locked."""
+        try:
+            outcome, token = self._store.announce(identifier)
+        except LockTimeout as error:
+            logger.warning("item %s is not announced but published again: %s", identifier, error)
+            return None
+        return token if outcome in _ADDED else None
 
     def update_state_after_free(self, request: "Request", index: int) -> None:
         """What E's own cache holds says nothing about the arena."""
@@ -202,16 +217,16 @@ class ProducerScheduler:
         for identifier, item in items.items():
             found = self._store.find(identifier)
             if found is not None:
-                published[identifier] = {**item, TOKEN: [found.entry, found.generation]}
+                published[identifier] = {**item, TOKEN: list(self._store.token(found))}
         return False, published or None
 
     def _take_back(self, state: _RequestState) -> None:
         for token in state.tokens:
-            self._store.segment.settle(*token)
+            self._store.settle_token(token)
         for identifier in state.sent:  # what cannot be found yet is left to its deadline
             found = self._store.find(identifier)
             if found is not None:
-                self._store.segment.settle(found.entry, found.generation)
+                self._store.settle_token(self._store.token(found))
 
     def shutdown(self) -> None:
         """Leave the namespace. What was announced is left to its readers, or to its deadline."""

@@ -44,7 +44,9 @@ class WorkerHalf:
         reads = self._config.is_consumer and first_stage
         if self._store is not None or not (publishes or reads):
             return
-        store = identity.open_store(self._vllm_config, self._config, identity.worker_role(self._config.role))
+        device = self._device()
+        role = identity.worker_role(self._config.role)
+        store = identity.open_store(self._vllm_config, self._config, role, device.index)
         self._store = store
         if publishes:
             store.create_arena(self._arena_kind(), self._config.arena_bytes)
@@ -54,7 +56,7 @@ class WorkerHalf:
             self._consumer = ConsumerWorker(
                 store,
                 copies=self._config.read_mode == "copy",
-                device=torch.device(self._vllm_config.device_config.device_type),
+                device=device,
                 counts_reads=first_rank,
                 times=self._times,
             )
@@ -62,8 +64,13 @@ class WorkerHalf:
 
     def _arena_kind(self) -> str:
         """``auto`` does not look for a GPU that vLLM does not use."""
-        on_gpu = self._vllm_config.device_config.device_type == "cuda"
+        on_gpu = self._device().type == "cuda"
         return "host" if self._config.arena == "auto" and not on_gpu else self._config.arena
+
+    def _device(self) -> torch.device:
+        """What this worker's model runs on, by its own name for it."""
+        kind = self._vllm_config.device_config.device_type
+        return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
     def start_save_caches(self, meta: "StepMetadata", encoder_cache: dict[str, torch.Tensor]) -> None:
         """Before a producer's model runs."""

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Kind
+from arena_kinds import Kind
 
 from ec_ipc import Lease, Store
 from ec_ipc.errors import ArenaFull, ConfigurationError, UnsupportedTensor

@@ -133,6 +133,7 @@ def test_copy_mode_copies_at_load_and_releases_at_once(start: Start, namespace: 
     params = encode(e, "a", Item("a"), Item("b"))
     pd.add(make_request("a", [Item("a"), Item("b")], params=params, max_tokens=5))
     pd.step()
+    pd.drain()
     assert set(pd.encoder_cache) == {"a", "b"}
     found = status.collect(namespace)["namespaces"][0]
     assert found["holds"] == 0 and found["arenas"][0]["used_bytes"] == 0

@@ -229,3 +229,18 @@ def test_a_request_without_params_settles_by_key(start: Start, held: Any) -> Non
     pd.add(make_request("r", [Item("cat")]))
     pd.run()
     assert held() == (0, 0, 0)
+
+
+def test_a_token_of_another_segment_settles_nothing(start: Start, held: Any) -> None:
+    e, pd = start("ec_producer"), start("ec_consumer")
+    params = encode(e, "r", Item("cat"))
+    assert params is not None
+    entry, generation, segment = params["cat"]["ec_ipc_token"]
+    pd.add(
+        make_request("r", [Item("cat")], params={"cat": {"ec_ipc_token": [entry, generation, segment + 1]}})
+    )
+    pd.run()
+    assert held()[2] == 1
+    pd.add(make_request("s", [Item("cat")], params={"cat": {"ec_ipc_token": [entry, generation, segment]}}))
+    pd.run()
+    assert held() == (0, 0, 0)

@@ -202,7 +202,7 @@ class StoreMachine(RuleBasedStateMachine):
     def publish(self, number: int, n: int) -> None:
         StoreMachine.steps += 1
         pending = self.pending.pop(number % len(self.pending))
-        arena = pending.handle.store._arena
+        arena = pending.handle.store._at.arena
         assert arena is not None
         arena.write(pending.offset, self.model.entries[pending.token].tensor)
         assert pending.handle.store.segment.publish(*pending.token, n)

@@ -21,6 +21,7 @@ LAYERS = [
     {"host_to_device"},
     {"host_arena"},
     {"maintenance"},
+    {"attachment"},
     {"store"},
     {"cli", "connector"},
 ]
