@@ -13,7 +13,7 @@ IMAGES ?=
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp unit e2e compat docs-check models clean
+.PHONY: help venv demo test lint format cpp interleave unit e2e compat docs-check models clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,14 @@ cpp: venv  ## C++ tests
 	cmake -S . -B $(CPP_BUILD) -DEC_IPC_PYTHON=OFF -DEC_IPC_TESTS=ON
 	cmake --build $(CPP_BUILD) -j $(JOBS)
 	ctest --test-dir $(CPP_BUILD) --output-on-failure -j $(JOBS)
+
+$(CPP_BUILD)/tests/cpp/%: venv FORCE
+	@cmake -S . -B $(CPP_BUILD) -DEC_IPC_PYTHON=OFF -DEC_IPC_TESTS=ON >/dev/null
+	@cmake --build $(CPP_BUILD) -j $(JOBS) --target $*
+FORCE:
+
+interleave: $(CPP_BUILD)/tests/cpp/interleave  ## every interleaving of the core's steps, with a crash at any
+	$<
 
 unit: venv  ## Python tests that start no engine
 	$(PYTEST) tests --ignore tests/gpu --ignore tests/e2e
