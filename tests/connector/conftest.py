@@ -37,16 +37,29 @@ def parallel_groups() -> Iterator[None]:
     parallel_state.destroy_distributed_environment()
 
 
+@pytest.fixture(params=["v1", "v2", "v2-async"])
+def runner(request: pytest.FixtureRequest) -> str:
+    """Model runner and scheduler: vLLM has two of each. GPUs default to V2 with two steps in flight."""
+    return str(request.param)
+
+
 @pytest.fixture
-def start(model: str, namespace: str, parallel_groups: None) -> Iterator[Callable[..., Any]]:
+def start(model: str, namespace: str, parallel_groups: None, runner: str) -> Iterator[Callable[..., Any]]:
     """Starts an engine in a role: ``start("ec_producer", blocks=..., depth=..., **extra_config)``."""
     from .lockstep import LockstepEngine, engine_config
+    from .v2 import V2Engine
 
     engines = []
+    in_flight = 2 if runner.endswith("async") else 1
+    usual = LockstepEngine if runner == "v1" else V2Engine
 
-    def starter(role: str, *, blocks: int = 200, depth: int = 1, **extra: Any) -> LockstepEngine:
+    def starter(
+        role: str, *, blocks: int = 200, depth: int = in_flight, kind: Any = usual, **extra: Any
+    ) -> LockstepEngine:
         settings = {"arena_bytes": 1 << 20, **extra}
-        engine = LockstepEngine(engine_config(model, role, namespace, **settings), blocks, depth)
+        if depth > 1:
+            settings["args"] = {"async_scheduling": True, **settings.get("args", {})}
+        engine = kind(engine_config(model, role, namespace, **settings), blocks, depth)
         engines.append(engine)
         return engine
 

@@ -193,16 +193,22 @@ class LockstepEngine:
     def _execute(self, output: SchedulerOutput) -> ModelRunnerOutput:
         for identifier in output.free_encoder_mm_hashes:
             self.encoder_cache.pop(identifier, None)
-        produces_only = self.worker.is_producer and not self.worker.is_consumer
         report = None
-        if produces_only or output.total_num_scheduled_tokens:
-            report = self._connected(output, produces_only)
+        if self._produces_only or output.total_num_scheduled_tokens:
+            report = self._connected(output, self._produces_only)
+        return self._result(output, None if self._produces_only else report)
+
+    @property
+    def _produces_only(self) -> bool:
+        return bool(self.worker.is_producer and not self.worker.is_consumer)
+
+    def _result(self, output: SchedulerOutput, report: ECConnectorOutput | None) -> ModelRunnerOutput:
         sampled = [self._sample(output, request_id) for request_id in output.num_scheduled_tokens]
         return ModelRunnerOutput(
             req_ids=list(output.num_scheduled_tokens),
             req_id_to_index={name: index for index, name in enumerate(output.num_scheduled_tokens)},
             sampled_token_ids=sampled,
-            ec_connector_output=None if produces_only else report,
+            ec_connector_output=report,
         )
 
     def _connected(self, output: SchedulerOutput, produces_only: bool) -> ECConnectorOutput:
@@ -228,23 +234,22 @@ class LockstepEngine:
         self.worker.clear_connector_metadata()
         return report
 
-    def _gather(self, output: SchedulerOutput) -> None:
+    def _gather(self, output: SchedulerOutput, cache: dict[str, torch.Tensor] | None = None) -> None:
         """Every item of the step is there, with the right bytes: else vLLM's engine dies."""
+        cache = self.encoder_cache if cache is None else cache
         starts = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
         cached = output.scheduled_cached_reqs
         starts |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         for request_id, count in output.num_scheduled_tokens.items():
             for feature in self.features[request_id]:
                 place = feature.mm_position
-                if (
-                    place.offset < starts[request_id] + count
-                    and place.offset + place.length > starts[request_id]
-                ):
-                    tensor = self.encoder_cache[feature.identifier]
+                end = starts[request_id] + count
+                if place.offset < end and place.offset + place.length > starts[request_id]:
+                    tensor = cache[feature.identifier]
                     assert torch.equal(tensor, encoded(feature.identifier, place.length))
 
     def _sample(self, output: SchedulerOutput, request_id: str) -> list[int]:
-        if self.worker.is_producer and not self.worker.is_consumer:
+        if self._produces_only:
             return []  # vLLM ends these requests when the prompt is encoded
         return [TOKEN] if self._prompt_done(output, request_id) else []
 

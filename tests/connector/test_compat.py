@@ -30,7 +30,7 @@ def test_the_installed_vllm_is_what_the_connector_was_written_for() -> None:
         (SCHEDULER, "ec_connector.update_state_after_free(", "len(", "no longer calls update_state_"),
         (RUNNER_V2, "encoder_cache=self.encoder_cache, mm_hash=mm_hash", "mm_hash", "save_caches"),
         (MANAGER, "self.freeable", "self.reusable", "no longer has freeable"),
-        (MANAGER, "def can_allocate(\n        self,", "def can_allocate(\n        self, step,", "can_allocate"),
+        (MANAGER, "def can_allocate(\n        self,", "def can_fit(\n        self,", "no can_allocate"),
         (OUTPUT, "free_encoder_mm_hashes:", "freed_hashes:", "SchedulerOutput has no free_encoder_mm_hashes"),
         (RENDERER, '-mm-{', '-media-{', "no identifiers of the form"),
         (RENDERER, 'f"renderer{', 'f"input{', "taken for shared"),

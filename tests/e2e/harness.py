@@ -22,12 +22,31 @@ from pathlib import Path
 from typing import Any
 
 from examples.demo.chat import PROMPT, Picture, chat, messages
-from examples.demo.deployment import Deployment, Topology, deploy, segments
+from examples.demo.deployment import PD, Deployment, E, Topology, deploy, segments
 from examples.demo.engines import REPO, EngineSpec, Server, start_all, unique_namespace
 from examples.demo.tiny_models import make_model
 
 LOGS = REPO / ".cache" / "logs" / "e2e"
 ANSWERS = REPO / ".cache" / "reference"
+# The shared Qwen3-VL deployment serves many scenarios: its PD preempts (few blocks), splits a picture of
+# 64 tokens over several steps, and both engines have the route that resets the encoder cache.
+TOPOLOGIES = {
+    "llava": Topology(),
+    "qwen3vl": Topology(
+        extra={"read_timeout_s": 10},
+        args={
+            PD: (
+                "--num-gpu-blocks-override",
+                "10",
+                "--max-num-batched-tokens",
+                "48",
+                "--max-num-seqs",
+                "8",
+            )
+        },
+        env={E: {"VLLM_SERVER_DEV_MODE": "1"}, PD: {"VLLM_SERVER_DEV_MODE": "1"}},
+    ),
+}
 MAX_ALIVE = 1  # deployments at the same time, besides private ones: memory and two cores are shared
 Request = Sequence["Picture | dict[str, Any]"]
 
@@ -45,8 +64,8 @@ class Deployments:
         self.namespaces: list[str] = []
 
     def get(self, model: str = "llava", topology: Topology | None = None) -> Deployment:
-        """The shared deployment of this model and topology."""
-        topology = topology or Topology()
+        """The shared deployment of this model and topology; the model's own one if none is given."""
+        topology = topology or TOPOLOGIES[model]
         key = f"{model} {topology!r}"
         if key in self._alive:
             deployment, stack = self._alive.pop(key)

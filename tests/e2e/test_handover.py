@@ -16,7 +16,7 @@ TENSOR_PARALLEL = Topology(args={PD: ("--tensor-parallel-size", "2")})
 
 @pytest.fixture(
     scope="module",
-    params=[("llava", Topology()), ("llava", TENSOR_PARALLEL), ("qwen3vl", Topology())],
+    params=[("llava", None), ("llava", TENSOR_PARALLEL), ("qwen3vl", None)],
     ids=["llava", "llava-tp2", "qwen3vl"],
 )
 def engines(request: pytest.FixtureRequest, deployments: Deployments) -> Deployment:
