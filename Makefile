@@ -13,7 +13,7 @@ IMAGES ?=
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp interleave unit e2e compat docs-check models clean
+.PHONY: help venv demo test lint format cpp interleave unit e2e compat soak docs-check models clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,6 +56,9 @@ unit: venv  ## Python tests that start no engine
 
 e2e: venv  ## tests with real vLLM engines
 	$(PYTEST) tests/e2e
+
+soak: venv  ## 2,000 requests from 16 clients over a small arena (SOAK="--requests 500")
+	@$(PY) tests/soak $(SOAK)
 
 compat: venv  ## vLLM's interface, version by version, against what the connector implements
 	@$(PY) tools/compat

@@ -16,7 +16,7 @@ from examples.demo.deployment import PD, E, is_idle
 BYTES_PER_TOKEN = 512 * 4  # DeepStack: four times the hidden size, in float32
 SMALL = 9 * BYTES_PER_TOKEN  # a picture of 96 x 96
 BIG = (256, 256)  # 64 tokens: more than the arena
-READ_TIMEOUT_S, WAIT_TIMEOUT_S = 6.0, 1.0
+READ_TIMEOUT_S, WAIT_TIMEOUT_S = 12.0, 3.0
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3}'
 
 TIGHT = Mixed(
@@ -113,7 +113,7 @@ def test_with_pd_stopped_in_a_crowd_every_answer_is_right(tight: Deployment, ref
 
         def pause() -> None:
             with tight.decoder.paused():
-                time.sleep(2.5)
+                time.sleep(WAIT_TIMEOUT_S + 1.5)
 
         answers = side_by_side([*(partial(tight.ask, request) for request in requests), pause])
         tight.wait_until(is_idle, READ_TIMEOUT_S + 3)
