@@ -151,6 +151,26 @@ def test_a_participant_in_another_ipc_namespace(namespace: str, participants: Pa
     assert "several ipc namespaces" in found["text"]
 
 
+def test_a_participant_with_another_shared_memory(namespace: str, participants: Participants) -> None:
+    mounted = 'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"'
+    prefix = (*unshare("--mount"), "sh", "-c", mounted)
+    participants(namespace, "e.worker")
+    there = participants(namespace, "pd.worker", prefix=prefix)
+    found = run("doctor", "--json", "--namespace", namespace).only("elsewhere")
+    assert f"process {there.pid} " in found["text"] and "another /dev/shm" in found["text"]
+    assert "emptyDir" in found["remedy"]
+
+
+def test_a_segment_that_was_removed_under_its_participant(
+    namespace: str, participants: Participants, cleared: Callable[[str], Path]
+) -> None:
+    process = participants(namespace)
+    cleared(namespace).unlink()
+    found = run("doctor", "--json", "--namespace", namespace).only("elsewhere")
+    assert f"process {process.pid} " in found["text"] and "was removed" in found["text"]
+    assert "restart" in found["remedy"]
+
+
 def test_a_segment_of_another_layout_version(
     namespace: str, participants: Participants, cleared: Callable[[str], Path]
 ) -> None:

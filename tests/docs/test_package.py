@@ -52,7 +52,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     offline = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check")
     run(sys.executable, "-m", "pip", "wheel", *offline, "-w", str(folder), str(sdist), cwd=folder)
     (wheel,) = folder.glob("*.whl")
-    return {"sdist": sdist, "wheel": wheel}
+    return {"source": source, "sdist": sdist, "wheel": wheel}
 
 
 def test_the_sdist_has_what_is_needed_to_build(built: dict[str, Path]) -> None:
@@ -68,7 +68,8 @@ def test_the_wheel_is_typed_and_complete(built: dict[str, Path]) -> None:
     assert {"ec_ipc/py.typed", "ec_ipc/_core.pyi", "ec_ipc/cli/doctor/__init__.py"} <= names
     assert sum(name.startswith("ec_ipc/_core.") and name.endswith(".so") for name in names) == 1
     assert not any(name.startswith(("tests", "examples", "csrc")) for name in names)
-    here = {str(path.relative_to(REPO)) for path in (REPO / "ec_ipc").rglob("*.py")}
+    source = built["source"]
+    here = {str(path.relative_to(source)) for path in (source / "ec_ipc").rglob("*.py")}
     assert here <= names, here - names
     assert f"-{ec_ipc.__version__}-" in built["wheel"].name
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from ec_ipc.cli.doctor import gpu, machine, meeting, participants, segments, software
+from ec_ipc.cli.doctor import elsewhere, gpu, machine, meeting, participants, segments, software
 from ec_ipc.cli.doctor.finding import Finding, Level
 from ec_ipc.cli.doctor.host import Host
 from ec_ipc.names import check_namespace
@@ -18,6 +18,7 @@ CHECKS: tuple[Check, ...] = (
     machine.shared_memory,
     machine.user,
     segments.check,
+    elsewhere.check,
     participants.spaces,
     participants.engines,
     participants.expandable_segments,

@@ -54,7 +54,7 @@ def _maps(host: "Host", process: "Path", seen: "Seen") -> bool:
     """Whether a process has the segment mapped. A participant is of our user, so this can be read."""
     for line in host.read(process / "maps").splitlines():
         fields = line.split(maxsplit=5)
-        if len(fields) == 6 and int(fields[4]) == seen.inode and seen.path.name in fields[5]:
+        if len(fields) == 6 and " ".join(fields[3:5]) == seen.place and seen.path.name in fields[5]:
             return True
     return False
 

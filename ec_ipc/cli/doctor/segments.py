@@ -32,7 +32,7 @@ class Seen:
     named_uid: int
     owner: int
     mode: int
-    inode: int
+    place: str  # device and inode, as /proc/<pid>/maps writes them
     version: int | None = None  # None: not readable, or not yet written
     alive: bool | None = None  # None: cannot be known
     directory: _core.Segment | None = None
@@ -65,7 +65,8 @@ def scan(shm: Path, uid: int, namespace: str | None) -> list[Seen]:
             continue
         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
             facts = path.stat()
-            seen = Seen(path, match[2], int(match[1]), facts.st_uid, facts.st_mode & 0o777, facts.st_ino)
+            place = f"{os.major(facts.st_dev):02x}:{os.minor(facts.st_dev):02x} {facts.st_ino}"
+            seen = Seen(path, match[2], int(match[1]), facts.st_uid, facts.st_mode & 0o777, place)
             if seen.is_ours(uid):
                 _look_into(seen)
             found.append(seen)
