@@ -44,8 +44,7 @@ constexpr std::optional<u64> shape_product(const std::array<u64, kMaxRank>& shap
   if (rank > kMaxRank) return std::nullopt;
   u64 product = 1;
   for (u64 i = 0; i < rank; ++i) {
-    if (shape[i] != 0 && product > limit / shape[i]) return std::nullopt;
-    product *= shape[i];
+    if (__builtin_mul_overflow(product, shape[i], &product) || product > limit) return std::nullopt;
   }
   return product;
 }
