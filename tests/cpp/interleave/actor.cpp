@@ -239,6 +239,12 @@ void Actor::settle_key(u64 key, u64 request) {
   if (const auto found = directory.find(digest_of(key))) directory.settle(found->token, 1);
 }
 
+void Actor::find(u64 key) {
+  begin("find", key);
+  const auto found = process_.core().directory().find(digest_of(key));
+  if (found) explorer().truth().check_found(found->token.entry, found->token.generation, key);
+}
+
 void Actor::maintain() {
   begin("maintain");
   process_.core().maintain(kPatience);

@@ -60,6 +60,7 @@ class Actor {
   // Takes back the announcement of another actor, whose token comes by mail.
   void settle_of(unsigned giver, u64 n = 1);
   void settle_key(u64 key, u64 request);
+  void find(u64 key);
   void maintain();
   void tick();
   void new_epoch();
@@ -95,6 +96,16 @@ class Actor {
   std::vector<ArenaRef> arenas_at_begin_;
 };
 
-inline Digest digest_of(u64 key) { return {key, 0, 0, 0}; }
+// A key whose digest differs from that of kTwin and has the same buckets and the same tag.
+inline constexpr u64 kTwin = 11;
+constexpr u64 twin_of_twin() {
+  // What the second word adds to the hash, taken off the first; see probe().
+  u64 inverse = 1;
+  for (int i = 0; i < 6; ++i) inverse *= 2 - 0x9e3779b97f4a7c15ULL * inverse;
+  return (kTwin * 0x9e3779b97f4a7c15ULL ^ std::rotl(u64{0xc2b2ae3d27d4eb4f}, 17)) * inverse;
+}
+inline constexpr u64 kOtherTwin = twin_of_twin();
+
+inline Digest digest_of(u64 key) { return {key, key == kOtherTwin ? u64{1} : u64{0}, 0, 0}; }
 
 }  // namespace interleave

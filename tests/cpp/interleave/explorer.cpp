@@ -158,6 +158,12 @@ void Explorer::finish(const Scenario& scenario) {
                     static_cast<u64>(process->number()));
     }
   }
+  for (const auto& process : processes_) {
+    const int slot = process->core().slot();
+    if (!process->alive || slot < 0) continue;
+    truth_.expect(world_.view().participants[slot].incarnation == process->core().incarnation(),
+                  "has the record of another: process", static_cast<u64>(process->number()));
+  }
   if (!truth_.wrong().empty()) return;
   world_.set(kClockPlace, world_.now() + kMuchLater);
   Process cleaner(kCleaner);

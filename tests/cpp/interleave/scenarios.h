@@ -7,7 +7,7 @@ namespace interleave {
 
 using Actors = std::vector<std::unique_ptr<Actor>>;
 
-inline constexpr u64 K = 11;
+inline constexpr u64 K = kTwin;
 inline constexpr u64 L = 12;
 
 // The entries that are taken first, in this order; all others were reserved long after.

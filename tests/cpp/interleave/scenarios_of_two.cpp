@@ -142,6 +142,41 @@ std::vector<Scenario> scenarios_of_two() {
                  {1},
                  1});
 
+  all.push_back({"find a key that the entry had before",
+                 {0, 1},
+                 {[](Actor& e) {
+                    e.settle();
+                    e.put(K, 1);
+                  },
+                  [](Actor& visitor) {
+                    visitor.find(K);
+                    visitor.find(L);
+                  }},
+                 [](Actors& a) {
+                   gather(a, 1, 1, 1);
+                   a[0]->put(L);
+                 },
+                 {0},
+                 1});
+  all.push_back({"two keys with the same tag",
+                 {0, 1},
+                 {[](Actor& e) { e.put(K); },
+                  [](Actor& f) {
+                    f.announce(kOtherTwin);
+                    f.find(kOtherTwin);
+                    f.pin(kOtherTwin);
+                    f.unpin();
+                    f.put(kOtherTwin, 0, false);
+                  }},
+                 [](Actors& a) {
+                   explorer().truth().expect(
+                       probe(digest_of(K), 2).tag == probe(digest_of(kOtherTwin), 2).tag,
+                       "these keys were to share a tag");
+                   gather(a, 2, 1, 2);
+                 },
+                 {0},
+                 1});
+
   // Announcements and their deadline.
   const auto overdue = [](Actors& a) {
     gather(a, 1, 1, 1);
@@ -248,6 +283,67 @@ std::vector<Scenario> scenarios_of_two() {
                  {0, 1},
                  2,
                  true});
+  all.push_back({"a slot changes hands while a cleaner looks",
+                 {1, 2, 0},
+                 {[](Actor&) {},
+                  [](Actor& next) {
+                    next.join();
+                    next.pin(K);
+                  },
+                  [](Actor& e) { e.maintain(); }},
+                 [](Actors& a) {
+                   prefer_entries(1);
+                   a[0]->join();
+                   a[2]->join();
+                   a[2]->set_arena(1);
+                   a[2]->put(K);
+                   a[0]->pin(K);
+                 },
+                 {1},
+                 1});
+  all.push_back({"a reader dies while somebody new joins",
+                 {1, 2, 0},
+                 {[](Actor&) {}, [](Actor& next) { next.join(); }, [](Actor& e) { e.settle(); }},
+                 [](Actors& a) {
+                   prefer_entries(1);
+                   a[0]->join();
+                   a[2]->join();
+                   a[2]->set_arena(1);
+                   a[2]->put(K);
+                   a[0]->pin(K);
+                 },
+                 {1},
+                 1});
+  all.push_back({"a slot with a dead arena is taken over under a reader",
+                 {0, 1, 2},
+                 {[](Actor&) {},
+                  [](Actor& next) {
+                    next.forget_arena(0);
+                    next.join();
+                    next.set_arena(1);
+                  },
+                  [](Actor& pd) {
+                    pd.pin(K);
+                    pd.unpin();
+                  }},
+                 [](Actors& a) {
+                   prefer_entries(1);
+                   a[0]->join();
+                   a[0]->set_arena(1);
+                   a[2]->join();
+                   a[0]->put(K);
+                 },
+                 {0},
+                 1});
+  all.push_back({"a leaver's slot is taken at once",
+                 {0, 1},
+                 {[](Actor& pd) { pd.leave(); }, [](Actor& next) { next.join(); }},
+                 [](Actors& a) {
+                   prefer_entries(1);
+                   a[0]->join();
+                 },
+                 {0, 1},
+                 1});
   all.push_back({"a producer leaves against a reader",
                  {0, 1},
                  {[](Actor& e) { e.leave(); },

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <bit>
 
+#include "directory_index.h"
+
 namespace interleave {
 namespace {
 
@@ -18,6 +20,8 @@ void Truth::reset() {
   announced_.reserve(64);
   views_ = {};
   views_.reserve(64);
+  lives_ = {};
+  lives_.reserve(64);
   std::fill(std::begin(keys_), std::end(keys_), 0);
   dead_ = 0;
   wrong_ = {};
@@ -78,7 +82,11 @@ void Truth::word_changed(u64 i, u64 before_bits, u64 after_bits, const Intent& i
 void Truth::reserved(u64 i, const Word& after, const Intent& intent) {
   const EntrySlot& mine = entry(i);
   keys_[i] = intent.key;
+  lives_.push_back({i, after.generation, intent.key});
   expect(after.state == State::kWriting, "leaves FREE otherwise than to WRITING: entry", i);
+  const u64 tag = view_.tags[i / 2] >> (i % 2 == 0 ? 0 : 32) & 0xffffffff;
+  expect(tag == probe(mine.digest, kGeometry.entry_count / kBucketEntries).tag,
+         "reserved with the tag of an earlier life: entry", i);
   expect(mine.digest[0] == intent.key, "reserved with the digest of an earlier life: entry", i);
   expect(mine.deadline_ns >= intent.deadline, "reserved with the deadline of an earlier life: entry", i);
   const ArenaRef arena = ArenaRef::unpack(mine.arena);
@@ -120,6 +128,14 @@ void Truth::before_release_of_slot(unsigned slot) {
   for (u64 i = 0; i < kGeometry.entry_count; ++i) {
     expect((Word::unpack(entry(i).word).holders & holder_bit(slot)) == 0, "given up with a hold left: slot",
            slot);
+  }
+}
+
+void Truth::check_found(u64 entry, std::uint32_t generation, u64 key) {
+  for (const Life& life : lives_) {
+    if (life.entry == entry && life.generation == generation) {
+      expect(life.key == key, "found under a key that it did not have: entry", entry);
+    }
   }
 }
 

@@ -62,6 +62,8 @@ class Truth {
   }
   void check_expiry(u64 entry, u64 before, u64 after, u64 order, const Intent& intent);
 
+  // A look-up said that this life of the entry has that key.
+  void check_found(u64 entry, std::uint32_t generation, u64 key);
   void begin_view(const View& view);
   void end_view(const View& view);
   void process_died(int process);
@@ -95,6 +97,12 @@ class Truth {
   SegmentView view_ = world_.view();
   std::vector<Announcement> announced_;
   std::vector<View> views_;
+  struct Life {
+    u64 entry;
+    std::uint32_t generation;
+    u64 key;
+  };
+  std::vector<Life> lives_;
   u64 keys_[kGeometry.entry_count] = {};  // by entry, of its present life
   u64 dead_ = 0;
   std::string wrong_;
