@@ -9,11 +9,12 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CPP_BUILD := build/cpp
 CPP_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
 IMAGES ?=
+BENCH ?=
 
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp interleave unit e2e compat soak docs-check models clean
+.PHONY: help venv demo test lint format cpp interleave unit e2e compat soak bench docs-check models clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,6 +66,11 @@ compat: venv  ## vLLM's interface, version by version, against what the connecto
 
 docs-check: venv  ## run the documented commands; check deploy files and the package
 	$(PYTEST) tests/docs
+
+bench: venv  ## what hand-over costs, next to what else does it (BENCH=--full: more rounds)
+	@$(PY) -c "import matplotlib" 2>/dev/null || $(PY) -m pip install --quiet matplotlib
+	@for name in transfer directory reclaim epd; do $(PY) -m benchmarks.bench_$$name $(BENCH) || exit 1; done
+	@$(PY) -m benchmarks.report
 
 models: venv  ## the tiny models, in .cache/models
 	$(PY) -m examples.demo.tiny_models

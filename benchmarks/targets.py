@@ -1,0 +1,102 @@
+"""The numbers that the project wants to reach, compared with what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from .measure import size_name
+
+KIB, MIB = 1 << 10, 1 << 20
+OURS, EXAMPLE, COPIES = "ec_ipc, zero_copy", "ECExampleConnector, tmpfs", "copy in, copy out (fresh)"
+Data = dict[str, Any]
+
+
+class Target(NamedTuple):
+    what: str
+    wanted: str
+    found: str
+    reached: bool
+
+
+def at_most(what: str, limit: float, found: float, unit: str = "", digits: int = 2) -> Target:
+    return Target(what, f"at most {limit:g}{unit}", f"{found:.{digits}f}{unit}", found <= limit)
+
+
+def at_least(what: str, limit: float, found: float) -> Target:
+    return Target(what, f"at least {limit:g} times", f"{found:.2f} times", found >= limit)
+
+
+def targets(found: dict[str, Data]) -> Iterator[Target]:
+    if "bench_transfer" in found:
+        yield from of_transfer({int(s): rows for s, rows in found["bench_transfer"]["sizes"].items()})
+    if "bench_directory" in found:
+        yield from of_directory(found["bench_directory"]["rows"])
+    if "bench_epd" in found:
+        yield from of_epd(found["bench_epd"]["loads"])
+    if "bench_reclaim" in found:
+        cases = found["bench_reclaim"]["milliseconds"].values()
+        longest = max(numbers["max"] for numbers in cases) / 1e3
+        yield at_most("memory of a killed process usable again, the longest of all", 1, longest, " s")
+
+
+def of_transfer(sizes: dict[int, dict[str, Data]]) -> Iterator[Target]:
+    for size in (size for size in sizes if size >= 4 * MIB):
+        measured = sizes[size][OURS]["publish_of_bare_copy"]["median"]
+        yield at_most(f"publish of {size_name(size)}, of a bare copy", 1.10, measured, " times")
+    for size in (64 * KIB, 256 * MIB):
+        if size in sizes:
+            measured = sizes[size][OURS]["read"]["median"]
+            yield at_most(f"read of {size_name(size)} by a process that just woke", 15, measured, " us")
+    wanted = {
+        EXAMPLE: {16 * MIB: 8.0, 64 * MIB: 25.0, 256 * MIB: 25.0},
+        COPIES: {16 * MIB: 1.8, 64 * MIB: 4.0},
+    }
+    for name, limits in wanted.items():
+        for size, limit in limits.items():
+            if size in sizes:
+                measured = sizes[size][name]["of_ec_ipc"]["median"]
+                yield at_least(f"hand-over of {size_name(size)} against {name}", limit, measured)
+    for size, rows in sizes.items():
+        others = {
+            name: row["of_ec_ipc"]["median"] for name, row in rows.items() if name not in ("bare copy", OURS)
+        }
+        nearest = min(others, key=lambda name: others[name])
+        what = f"hand-over of {size_name(size)} against the quickest other row"
+        yield Target(what, "more than 1", f"{others[nearest]:.2f} times ({nearest})", others[nearest] > 1)
+
+
+def of_directory(rows: list[Data]) -> Iterator[Target]:
+    def median(origin: str, operation: str, live: int = 10, processes: int = 1) -> float:
+        return next(
+            float(row["median"])
+            for row in rows
+            if (row["from"], row["operation"], row["live"], row["processes"])
+            == (origin, operation, live, processes)
+        )
+
+    yield at_most("look-up from Python", 1, median("Python", "find") / 1e3, " us")
+    yield at_most("look-up in C++", 60, median("C++", "find"), " ns", 0)
+    yield at_most("pin and unpin from Python", 1.5, median("Python", "pin + unpin") / 1e3, " us")
+    yield at_most("pin and unpin in C++", 120, median("C++", "pin + unpin"), " ns", 0)
+    more = median("C++", "find", 4000) / median("C++", "find")
+    yield at_most("look-up with 4,000 entries, of one with 10", 1.10, more, " times")
+    reads = {size: median("Python", f"read (get and drop), {size}") / 1e3 for size in ("64 KiB", "256 MiB")}
+    for size, measured in reads.items():
+        yield at_most(f"read of {size} in a loop", 15, measured, " us")
+    more = reads["256 MiB"] / reads["64 KiB"]
+    yield at_most("read of 256 MiB in a loop, of one of 64 KiB", 1.10, more, " times")
+    for origin in ("C++", "Python"):
+        each = "pin + unpin, a key each"
+        more = median(origin, each, 16, 16) / median(origin, each, 16, 1)
+        yield at_most(f"16 processes on a key each, of one, {origin}", 1.10, more, " times")
+
+
+def of_epd(loads: dict[str, dict[str, Data]]) -> Iterator[Target]:
+    for load, rows in loads.items():
+        times = rows["ECExampleConnector"]["ttft_of_ec_ipc"]["median"]
+        what = f"TTFT at PD with ECExampleConnector, {load}"
+        yield Target(what, "more than 1", f"{times:.2f} times", times > 1)
+    for load, rows in loads.items():
+        spent = rows["ec_ipc"]["hooks_us_per_request"]["PD"]["all"]
+        yield at_most(f"the connector's own time per request at PD, {load}", 200, spent, " us", 0)
