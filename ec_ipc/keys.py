@@ -1,5 +1,6 @@
 """Keys: any string, kept as a digest that is bound to what produced the embeddings."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -18,6 +19,12 @@ def key_digest(key: str, fingerprint: bytes) -> bytes:
 
     Keys come from users, so two of them must not be able to collide on purpose.
     """
-    return hashlib.blake2b(
-        key.encode("utf-8", "surrogatepass"), key=fingerprint, digest_size=_core.DIGEST_BYTES
-    ).digest()
+    hasher = _keyed(fingerprint).copy()
+    hasher.update(key.encode("utf-8", "surrogatepass"))
+    return hasher.digest()
+
+
+@functools.lru_cache(maxsize=64)
+def _keyed(fingerprint: bytes) -> "hashlib.blake2b":
+    """A hasher that has taken in the fingerprint: a process has few of those, and many keys."""
+    return hashlib.blake2b(key=fingerprint, digest_size=_core.DIGEST_BYTES)
