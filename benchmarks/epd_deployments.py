@@ -43,9 +43,9 @@ class Deployment:
         self,
         name: str,
         decoder: Server,
-        encoder: Server | None,
-        hooks: Path | None,
-        storage: Path | str | None,
+        encoder: Server | None = None,
+        hooks: Path | None = None,
+        storage: Path | str | None = None,  # a folder, or a namespace of ec_ipc
     ) -> None:
         self.name = name
         self.decoder = decoder
