@@ -19,9 +19,31 @@ else:
 SHARED = ("llava", "qwen3vl")  # the fixtures of shared deployments
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+left_out: list[str] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--scenarios", action="store_true", help="also the tests that are marked long")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: starts engines for one scenario; needs --scenarios")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was left out is said by name."""
+    for name in left_out:
+        terminalreporter.write_line(f"NOT RUN without --scenarios: {name}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests that share engines run one after the other: those are started once."""
     here = Path(__file__).parent
+    if not config.getoption("--scenarios", default=False):
+        long = [item for item in items if item.get_closest_marker("long")]
+        left_out.extend(item.nodeid for item in long)
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     places = [place for place, item in enumerate(items) if here in item.path.parents]
     ordered = sorted((items[place] for place in places), key=_group)
     for place, item in zip(places, ordered, strict=True):
