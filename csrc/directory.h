@@ -147,7 +147,7 @@ class Directory {
     u64 bits = load(entry(i).word);
     for (;;) {
       const Word word = Word::unpack(bits);
-      if (word.state == State::kFree) return std::nullopt;
+      if (word.state == State::kFree || word.damaged()) return std::nullopt;
       Found found{{i, word.generation}, word, fields(i)};
       // SYNC POINT (Reserve::take): fields are written while the word is FREE only, so the same
       // state and generation on both sides of the reads belong to the same reservation.

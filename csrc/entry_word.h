@@ -48,6 +48,8 @@ struct Word {
   constexpr int writer() const {
     return state == State::kWriting && holders != 0 ? std::countr_zero(holders) : -1;
   }
+  // The two bits can also say what no state is: then something else has written here.
+  constexpr bool damaged() const { return state > State::kReady; }
   constexpr bool idle() const { return state == State::kReady && holders == 0; }
 };
 
@@ -125,9 +127,10 @@ constexpr Next evict(Word word) {
   return freed(word);
 }
 
-// Nobody can read it any more (its arena is gone, or an older epoch): announcements are moot.
+// Nobody can read it any more (its arena is gone, or an older epoch, or its word is damaged):
+// announcements are moot.
 constexpr Next discard(Word word) {
-  if (!word.idle()) return {};
+  if (!word.idle() && !(word.damaged() && word.holders == 0)) return {};
   return freed(word);
 }
 

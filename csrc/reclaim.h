@@ -84,7 +84,9 @@ class Reclaim {
   }
 
   bool discard_void(u64 i, u64 dead) {
-    if (!d_.word(i).idle()) return false;
+    const Word word = d_.word(i);
+    if (word.damaged()) return d_.swap(i, [](Word w, bool) { return step::discard(w); }).done;
+    if (!word.idle()) return false;
     // Under the writer byte an entry that is not FREE keeps its fields.
     const Fields f = d_.fields(i);
     const bool owner_dead = f.arena.slot < kMaxParticipants && (dead & holder_bit(f.arena.slot)) != 0;

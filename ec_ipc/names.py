@@ -33,11 +33,17 @@ def arena_name(segment: str, incarnation: int) -> str:
 
 
 def namespaces(uid: int | None = None) -> Iterator[str]:
-    """The namespaces of one user that have a segment now, in order of name."""
+    """The namespaces of one user that have shared memory now, in order of name. One whose segment was
+    removed may still have arenas."""
     prefix = f"ec_ipc.{os.geteuid() if uid is None else uid}."
-    for path in sorted(SHARED_MEMORY_DIRECTORY.glob(prefix + "*")):
-        if ":" not in path.name:
-            yield path.name.removeprefix(prefix)
+    files = SHARED_MEMORY_DIRECTORY.glob(prefix + "*")
+    yield from sorted({path.name.removeprefix(prefix).partition(":")[0] for path in files})
+
+
+def incarnation_of(arena: str) -> int:
+    """The incarnation in an arena's name; 0, which nobody has, when there is none."""
+    digits = arena.rpartition(":")[2]
+    return int(digits) if digits.isascii() and digits.isdigit() else 0
 
 
 def arena_names(segment: str) -> list[str]:

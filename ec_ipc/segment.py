@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from ec_ipc import _core, names, shared_memory
 from ec_ipc.errors import ECIPCError, SegmentError
 from ec_ipc.keys import fingerprint_digest
-from ec_ipc.names import arena_name, arena_names, segment_name
+from ec_ipc.names import arena_name, arena_names, incarnation_of, segment_name
 
 DEFAULT_MODE = 0o600
 LOCK_TIMEOUT_S = 10.0
+DESCRIPTION_BYTES = 1000
+MAX_FACT = 200
 
 # Kinds of arena as stored in the directory.
 HOST = 1
@@ -55,7 +57,8 @@ def join(
             shared_memory.check_owner_and_mode(fd, name, mode)
             _core.lock_creator(fd, LOCK_TIMEOUT_S)
             current = shared_memory.is_current(fd, name)
-            if current and not _core.segment_is_ready(fd):
+            made = current and not _core.segment_is_ready(fd)
+            if made:
                 _make(fd, name, fingerprint, max_items, mode)
         if not current:
             os.close(fd)  # the last participant unlinked it while we waited
@@ -65,6 +68,10 @@ def join(
             _check_agreement(segment, namespace, fingerprint, max_items)
             collect_dead(segment, name)
             segment.join(role, engine, LOCK_TIMEOUT_S)
+        except BaseException:
+            if made and not segment.anyone_else():
+                shared_memory.unlink(name)
+            raise
         finally:
             _core.unlock_creator(segment.fileno())
         return segment
@@ -110,10 +117,24 @@ def leave(segment: _core.Segment, namespace: str) -> bool:
 
 def collect_dead(segment: _core.Segment, name: str) -> _core.Maintained:
     """Take back what dead participants held, and the memory of their arenas. Idempotent."""
+    # The files first: whoever makes one has joined before, so its participant is seen after.
+    files = arena_names(name)
     done = segment.maintain(LOCK_TIMEOUT_S)
     for arena in segment.dead_arenas():
         _forget(segment, name, arena.slot, arena.incarnation)
+    _unlink_orphans(segment, files)
     return done
+
+
+def _unlink_orphans(segment: _core.Segment, files: list[str]) -> None:
+    """Arenas whose owner died after it had made the memory and before it was in the directory."""
+    if not files:
+        return
+    known = {arena.incarnation for arena in segment.arenas()}
+    known |= {participant.incarnation for participant in segment.participants()}
+    for file in files:
+        if incarnation_of(file) not in known:
+            shared_memory.unlink(file)
 
 
 def _forget(segment: _core.Segment, name: str, slot: int, incarnation: int) -> None:
@@ -142,7 +163,16 @@ def creator_lock(segment: _core.Segment) -> Iterator[None]:
 
 
 def _describe(fingerprint: Mapping[str, object]) -> str:
-    return json.dumps(dict(fingerprint), sort_keys=True, separators=(",", ":"), default=str)
+    """The facts for people, as far as they fit: what must agree is the digest."""
+    room = DESCRIPTION_BYTES
+    kept: dict[str, object] = {}
+    for name, value in sorted(fingerprint.items()):
+        text = json.dumps(value, sort_keys=True, default=str)
+        short = json.loads(text) if len(text) <= MAX_FACT else text[:MAX_FACT] + "..."
+        room -= len(json.dumps({name: short}))
+        if room > 0:
+            kept[name] = short
+    return json.dumps(kept, sort_keys=True, separators=(",", ":"))
 
 
 def _check_agreement(
@@ -177,7 +207,7 @@ def reap(namespace: str) -> str:
     """Reclaim in a namespace, and remove it when nobody lives in it. Says what it did."""
     directory = attach(namespace)
     if directory is None:
-        return "there is none"
+        return remove(namespace)
     name = segment_name(namespace)
     with creator_lock(directory):
         done = collect_dead(directory, name)
@@ -196,7 +226,8 @@ def remove(namespace: str) -> str:
     name = segment_name(namespace)
     fd = shared_memory.open_existing(name)
     if fd is None:
-        return "there is none"
+        orphans = sum(shared_memory.unlink(arena) for arena in arena_names(name))
+        return f"removed {orphans} arenas that had no segment" if orphans else "there is none"
     try:
         shared_memory.check_owner(fd, name)
         _core.lock_creator(fd, LOCK_TIMEOUT_S)  # nobody joins from here on; closing fd gives it back

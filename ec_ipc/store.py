@@ -19,6 +19,7 @@ from ec_ipc.names import segment_name
 logger = logging.getLogger(__name__)
 
 DEFAULT_MAX_ITEMS = 4096
+MAX_ITEMS = 1 << 20
 DEFAULT_READ_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 30.0
 
@@ -94,10 +95,10 @@ class Store:
             SegmentError: the namespace was made for something else, or by somebody else.
             OutOfSharedMemory: the directory or the arena does not fit into shared memory.
         """
-        if read_timeout_s <= 0:
-            raise ConfigurationError(f"read_timeout_s is {read_timeout_s}; it must be more than 0 seconds")
-        if max_items <= 0:
-            raise ConfigurationError(f"max_items is {max_items}; a directory needs at least one entry")
+        if not 0 < read_timeout_s <= 1e6:
+            raise ConfigurationError(f"read_timeout_s is {read_timeout_s}; it must be 0 to 1000000 seconds")
+        if not 0 < max_items <= MAX_ITEMS:
+            raise ConfigurationError(f"max_items is {max_items}; it must be 1 to {MAX_ITEMS}")
         store = cls(
             namespace,
             deallocate=deallocate,
@@ -228,6 +229,8 @@ class Store:
 
     def settle(self, key: str, n: int = 1) -> bool:
         """Take back ``n`` announcements: reads that will not come. False when there was none."""
+        if n < 1:
+            raise ValueError(f"settle({key!r}, {n}): the number of reads must be 1 or more")
         return self.segment.settle_key(self.digest(key), n)
 
     def settle_token(self, token: Token, n: int = 1) -> bool:

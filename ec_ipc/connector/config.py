@@ -7,7 +7,7 @@ from typing import Any
 from ec_ipc.arena import KINDS
 from ec_ipc.errors import ConfigurationError
 from ec_ipc.names import check_namespace
-from ec_ipc.store import DEFAULT_MAX_ITEMS, DEFAULT_READ_TIMEOUT_S
+from ec_ipc.store import DEFAULT_MAX_ITEMS, DEFAULT_READ_TIMEOUT_S, MAX_ITEMS
 
 READ_MODES = ("zero_copy", "copy")
 ROLES = ("ec_producer", "ec_consumer", "ec_both")
@@ -60,6 +60,14 @@ _TYPES: dict[str, tuple[type, ...]] = {
 }
 
 
+_LIMITS = {
+    "arena_bytes": 1 << 50,
+    "read_timeout_s": 1e6,
+    "wait_timeout_s": 1e6,
+    "max_items": MAX_ITEMS,
+}
+
+
 def parse(role: str | None, extra: dict[str, Any], buffer_bytes: float) -> ConnectorConfig:
     """Check what the user set.
 
@@ -87,9 +95,10 @@ def parse(role: str | None, extra: dict[str, Any], buffer_bytes: float) -> Conne
         check_namespace(config.namespace)
     _check_choice("arena", config.arena, KINDS)
     _check_choice("read_mode", config.read_mode, READ_MODES)
-    for key in ("arena_bytes", "read_timeout_s", "wait_timeout_s", "max_items"):
-        if not getattr(config, key) > 0:
-            raise ConfigurationError(f"{key} is {getattr(config, key)}; it must be more than 0")
+    for key, most in _LIMITS.items():
+        value = getattr(config, key)
+        if not 0 < value <= most:
+            raise ConfigurationError(f"{key} is {value}; it must be more than 0 and at most {most:g}")
     return config
 
 

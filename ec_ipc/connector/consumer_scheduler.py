@@ -152,16 +152,16 @@ class ConsumerScheduler:
                 state.missed.add(identifier)
                 self._count_miss()
             return _Absence("its embedding is not in the namespace: never published, expired, or evicted")
-        rows = feature.mm_position.get_num_embeds()
-        if pin.shape[0] != rows:
-            shape = pin.shape
-            pin.release()
-            return _Absence(f"its embedding has shape {shape} and the request needs {rows} rows")
         try:
             dtypes.decode(pin.dtype, pin.shape, pin.nbytes)
         except SegmentError as error:
             pin.release()
             return _Absence(f"its entry is damaged: {error}")
+        rows = feature.mm_position.get_num_embeds()
+        if pin.shape[:1] != (rows,):
+            shape = pin.shape
+            pin.release()
+            return _Absence(f"its embedding has shape {shape} and the request needs {rows} rows")
         unmapped = self._unmapped(pin)
         if unmapped is not None:
             pin.release()

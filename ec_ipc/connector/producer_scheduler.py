@@ -214,9 +214,11 @@ class ProducerScheduler:
             return False, None
         items = collect_ec_item_metadata(request.mm_features, self._resolver)
         published: dict[str, Any] = {}
+        rows = {f.identifier: f.mm_position.get_num_embeds() for f in request.mm_features}
         for identifier, item in items.items():
             found = self._store.find(identifier)
-            if found is not None:
+            # Other rows: a client gave the same uuid to two pictures, and the first is still there.
+            if found is not None and found.shape[:1] == (rows[identifier],):
                 published[identifier] = {**item, TOKEN: list(self._store.token(found))}
         return False, published or None
 

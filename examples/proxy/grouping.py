@@ -37,7 +37,9 @@ class Encoded:
 def choose_encoder(uuid: str, urls: Sequence[str]) -> str:
     """Rendezvous hashing: one item always meets the same encoder's cache, and when an encoder
     comes or goes only its own items move."""
-    return max(urls, key=lambda url: hashlib.sha256(f"{uuid}\0{url}".encode()).digest())
+    return max(
+        urls, key=lambda url: hashlib.sha256(f"{uuid}\0{url}".encode("utf-8", "surrogatepass")).digest()
+    )
 
 
 def group_items(items: Sequence[MediaItem], urls: Sequence[str]) -> dict[str, list[MediaItem]]:

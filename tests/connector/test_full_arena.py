@@ -1,18 +1,24 @@
 """An arena that is full: evict, wait at admission, skip; and readers that make room."""
 
+import fcntl
+import os
+import struct
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from ec_ipc import names
 from ec_ipc.cli import status
+from ec_ipc.connector import identity
 
 from .lockstep import WIDTH, Item, LockstepEngine, make_request
 from .test_lifetime import encode
 
 Start = Callable[..., LockstepEngine]
 
+WRITER_BYTE = (1 << 62) + 1  # csrc/liveness.h
 ITEM_BYTES = 16 * WIDTH * 4
 WIDTHS = {"image": WIDTH}
 
@@ -153,3 +159,22 @@ def test_insurance_is_dropped_when_e_is_short_of_space(start: Start, namespace: 
         pd.step()
     assert "b" in e.answers and e.answers["b"] is not None
     pd.abort("a")
+
+
+def test_a_locked_directory_costs_an_item_and_not_the_engine(
+    start: Start, counters: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A participant that was stopped while it held the writer byte, which others cannot tell from a slow one."""
+    monkeypatch.setattr(identity, "LOCK_TIMEOUT_S", 0.05)
+    e = producer(start, 4)
+    encode(e, "a", Item("a"))
+    holder = os.open(f"/dev/shm{names.segment_name(namespace)}", os.O_RDWR)
+    lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, WRITER_BYTE, 1, 0)
+    fcntl.fcntl(holder, fcntl.F_OFD_SETLK, lock)
+    try:
+        assert encode(e, "again", Item("a")) is not None
+        assert encode(e, "b", Item("b")) is None
+    finally:
+        os.close(holder)
+    assert counters()["publish_skipped"] == 2
+    assert encode(e, "c", Item("c")) is not None

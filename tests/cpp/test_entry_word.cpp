@@ -149,3 +149,12 @@ TEST(the_writer_is_known_while_writing_only) {
   CHECK(ready(0, kMine).writer() == -1);
   CHECK(kFreed.writer() == -1);
 }
+
+TEST(a_damaged_state_is_discarded_when_nobody_holds_it) {
+  const Word damaged = Word::unpack(~0ULL & ~((1ULL << kHolderBits) - 1));
+  CHECK(damaged.damaged() && damaged.holders == 0);
+  CHECK(step::discard(damaged)->state == State::kFree);
+  Word held = damaged;
+  held.holders = kMine;
+  CHECK(!step::discard(held));
+}

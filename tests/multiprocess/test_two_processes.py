@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ec_ipc import Store, names, shared_memory
+from ec_ipc import Store, names, segment, shared_memory
 from ec_ipc.errors import ForkedHandle, OutOfSharedMemory, SegmentError
 
 from .processes import Peer, peers
@@ -259,3 +259,48 @@ def test_the_readme_example_works_between_two_processes(tmp_path: Path) -> None:
         put.kill()
         put.wait()
     assert "demo" not in names.namespaces()
+
+
+ORPHAN = """
+import signal
+from ec_ipc import host_arena
+made = host_arena.shared_memory.reserve
+def reserve(*arguments):
+    made(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+host_arena.shared_memory.reserve = reserve
+store = Store.open(sys.argv[1])
+say("in")
+store.create_arena("host", 1 << 20)
+"""
+
+
+def test_the_memory_of_a_process_killed_while_it_makes_its_arena_is_unlinked(namespace: str) -> None:
+    with Store.open(namespace) as store:
+        with Peer(ORPHAN, namespace) as peer:
+            peer.hear()
+            peer.process.wait()
+        eventually(lambda: names.arena_names(store.name) == [])
+        assert store.segment.arenas() == []
+
+
+def test_arenas_without_a_segment_are_removed_by_name(namespace: str) -> None:
+    with Peer(WRITER, namespace, "1") as writer:
+        writer.hear()
+        writer.kill()
+    assert shared_memory.unlink(names.segment_name(namespace))
+    assert namespace in names.namespaces()
+    assert segment.reap(namespace) == "removed 1 arenas that had no segment"
+    assert segment.reap(namespace) == "there is none"
+
+
+def test_a_join_that_fails_leaves_no_segment(namespace: str) -> None:
+    with pytest.raises(ValueError, match="role"):
+        Store.open(namespace, role="x" * 200)
+    assert namespace not in names.namespaces()
+
+
+def test_facts_of_any_length_make_a_fingerprint(namespace: str) -> None:
+    facts = {"options": {"text": "x" * 5000}, "model": "m"}
+    with Store.open(namespace, fingerprint=facts), pytest.raises(SegmentError, match="model: 'm' there"):
+        Store.open(namespace, fingerprint={**facts, "model": "n"})
