@@ -14,7 +14,7 @@ BENCH ?=
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp interleave unit e2e compat soak bench docs-check models clean
+.PHONY: help venv demo test lint format cpp interleave unit e2e compat soak bench docs-check models clean gpu-check
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,9 @@ bench: venv  ## what hand-over costs, next to what else does it (BENCH=--full: m
 	@$(PY) -c "import matplotlib" 2>/dev/null || $(PY) -m pip install --quiet matplotlib
 	@for name in transfer directory reclaim epd; do $(PY) -m benchmarks.bench_$$name $(BENCH) || exit 1; done
 	@$(PY) -m benchmarks.report
+
+gpu-check:  ## on a machine with an NVIDIA GPU, without network: tests and benchmarks on it (OUT=folder)
+	@$(PYTHON) tools/gpu_check.py
 
 models: venv  ## the tiny models, in .cache/models
 	$(PY) -m examples.demo.tiny_models
