@@ -164,7 +164,7 @@ def test_insurance_is_dropped_when_e_is_short_of_space(start: Start, namespace: 
 def test_a_locked_directory_costs_an_item_and_not_the_engine(
     start: Start, counters: Any, namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A participant that was stopped while it held the writer byte, which others cannot tell from a slow one."""
+    """A participant was stopped while it held the writer byte; nobody can tell it from a slow one."""
     monkeypatch.setattr(identity, "LOCK_TIMEOUT_S", 0.05)
     e = producer(start, 4)
     encode(e, "a", Item("a"))

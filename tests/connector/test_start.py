@@ -1,7 +1,10 @@
 """What stops an engine at start, with one sentence; and what is said once."""
 
 import logging
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -155,3 +158,21 @@ def test_an_item_named_after_its_request_is_never_published(
 )
 def test_identifiers_made_from_a_request_id_are_told_from_others(identifier: str, scoped: bool) -> None:
     assert items.is_request_scoped(identifier) is scoped
+
+
+def test_the_scheduler_side_imports_no_cupy_and_initialises_no_cuda(model: str, namespace: str) -> None:
+    """In a process of its own, for CUDA that is initialised before a fork is broken in the child."""
+    program = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
+from connector.lockstep import engine_config
+from ec_ipc.connector.connector import ECIPCConnector
+for role in ("ec_producer", "ec_consumer"):
+    connector = ECIPCConnector(engine_config({model!r}, role, {namespace!r}), ECConnectorRole.SCHEDULER)
+    connector.shutdown()
+import torch
+print("clean" if "cupy" not in sys.modules and not torch.cuda.is_initialized() else "not clean")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1:] == ["clean"], done.stdout + done.stderr

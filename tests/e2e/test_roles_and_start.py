@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
 import pytest
 from harness import Deployments, Reference
 
@@ -45,12 +48,27 @@ def test_with_both_caches_off_e_warns_once_and_publishes_only_items_with_a_uuid(
         assert delta["published"] == 1
 
 
-def test_a_bad_setting_stops_the_engine_with_one_clear_sentence() -> None:
-    config = ec_config("ec_producer", unique_namespace("test"), arena_byte=1)
-    with (
-        pytest.raises(ServerFailed) as failed,
-        start_all(EngineSpec("E", make_model("llava"), ec_transfer=config)),
-    ):
-        pass
-    text = str(failed.value)
-    assert "ended with status" in text
+BAD_SETTINGS = {
+    "unknown-key": ("ec_producer", {"arena_byte": 1}, "did you mean 'arena_bytes'?"),
+    "shared-cache": ("ec_both", {"deallocate_cache": True}, "deallocate_cache cannot be true with ec_role"),
+    "no-bytes": ("ec_producer", {"arena_bytes": 0}, "arena_bytes is 0; it must be more than 0"),
+}
+
+
+def test_a_bad_setting_stops_the_engine_with_one_clear_sentence(tmp_path: Path) -> None:
+    model = make_model("llava")
+
+    def boot(name: str) -> str:
+        role, extra, _ = BAD_SETTINGS[name]
+        config = ec_config(role, unique_namespace("test"), **extra)
+        with (
+            pytest.raises(ServerFailed, match="ended with status"),
+            start_all(EngineSpec(name, model, ec_transfer=config), log_dir=tmp_path),
+        ):
+            pass
+        return (tmp_path / f"{name}.log").read_text()
+
+    with ThreadPoolExecutor() as pool:
+        logs = dict(zip(BAD_SETTINGS, pool.map(boot, BAD_SETTINGS), strict=True))
+    for name, (_, _, sentence) in BAD_SETTINGS.items():
+        assert "ConfigurationError: " in logs[name] and sentence in logs[name], name
