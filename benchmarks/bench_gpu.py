@@ -9,6 +9,7 @@ Needs torch with CUDA and CuPy, and no vLLM. Writes bench_gpu.json and bench_gpu
 
 from __future__ import annotations
 
+import contextlib
 import json
 import mmap
 import os
@@ -330,7 +331,8 @@ def run(sizes: list[int], seconds: float) -> dict[int, dict[str, dict[str, Any]]
         return {nbytes: measure(writer, nbytes, seconds / len(sizes)) for nbytes in sizes}
     finally:
         if process.pid is not None and writer is not None:
-            writer.close()
+            with contextlib.suppress(OSError):  # it may have ended
+                writer.close()
             process.join(10)
             process.kill()
         if writer is not None:
