@@ -7,14 +7,14 @@ PY := $(VENV)/bin/python
 PYTEST := $(PY) -m pytest
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 CPP_BUILD := build/cpp
-CPP_FILES = $(shell find csrc tests/cpp -name '*.h' -o -name '*.cpp')
+CPP_FILES = $(shell find csrc tests/cpp tests/crash tests/fuzz -name '*.h' -o -name '*.cpp')
 IMAGES ?=
 BENCH ?=
 
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp interleave unit e2e compat soak bench docs-check models clean gpu-check
+.PHONY: help venv demo test lint format cpp interleave crash unit e2e compat soak bench docs-check models clean gpu-check
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,12 +44,15 @@ cpp: venv  ## C++ tests
 	cmake --build $(CPP_BUILD) -j $(JOBS)
 	ctest --test-dir $(CPP_BUILD) --output-on-failure -j $(JOBS)
 
-$(CPP_BUILD)/tests/cpp/%: venv FORCE
+$(CPP_BUILD)/tests/%: venv FORCE
 	@cmake -S . -B $(CPP_BUILD) -DEC_IPC_PYTHON=OFF -DEC_IPC_TESTS=ON >/dev/null
-	@cmake --build $(CPP_BUILD) -j $(JOBS) --target $*
+	@cmake --build $(CPP_BUILD) -j $(JOBS) --target $(notdir $@)
 FORCE:
 
 interleave: $(CPP_BUILD)/tests/cpp/interleave  ## every interleaving of the core's steps, with a crash at any
+	$<
+
+crash: $(CPP_BUILD)/tests/crash/stepper  ## kill each operation of the core after every single instruction
 	$<
 
 unit: venv  ## Python tests that start no engine
