@@ -19,6 +19,7 @@ from examples.demo.chat import Picture, messages
 from examples.demo.deployment import remove_namespace, segments
 from examples.demo.engines import LOOPBACK, MODEL_NAME, EngineSpec, Server, start_all, unique_namespace
 
+from .measure import REPO
 from .timed_connectors import FOLDER, read_totals
 
 ARENA_BYTES = 512 << 20
@@ -168,7 +169,12 @@ def deployments(model: Path, max_seqs: int = 16) -> Iterator[list[Deployment]]:
                 specs.append(
                     EngineSpec(f"{name}-{engine}", model, config, args=args, env={FOLDER: str(folder)})
                 )
-        servers = {server.name: server for server in stack.enter_context(start_all(*specs, timeout=900))}
+        servers = {
+            server.name: server
+            for server in stack.enter_context(
+                start_all(*specs, log_dir=REPO / ".cache" / "logs" / "bench_epd", timeout=900)
+            )
+        }
         found = [
             Deployment(name, servers[f"{name}-PD"], servers[f"{name}-E"], scratch / name, place)
             for name, (_, _, place) in classes.items()

@@ -105,7 +105,7 @@ def epd(data: Data) -> str:
         for name, row in rows.items()
         for engine, spent in row["hooks_us_per_request"].items()
     )
-    parts.append("The connectors' own time per request, all hooks of all processes of an engine together:\n")
+    parts.append("The connectors' own CPU time per request, all hooks of an engine's processes together:\n")
     parts.append(table(["", "all hooks", "the costliest"], hooks))
     parts.append("![memory in use](results/epd_memory.png)\n")
     return "\n".join(parts)
