@@ -144,7 +144,7 @@ class ProducerScheduler:
         if tokens and state is not None:
             token = tokens.pop()
             if index in state.accounted:
-                self._store.segment.settle(*token)  # asked again for the next part of a split item
+                self._store.settle_token(token)  # asked again for the next part of a split item
                 return
             state.tokens.append(token)
             state.accounted.add(index)
