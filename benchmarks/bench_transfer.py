@@ -3,7 +3,8 @@
     python -m benchmarks.bench_transfer [--full] [--sizes 65536,16777216]
 
 Two real processes with one torch thread each. All rows take turns in every round; the hand-over is
-wall time from the beginning of the publication to the reader's having touched the last byte.
+wall time from the beginning of the publication to the reader's having touched the last byte. The CPU time
+of both processes is what is left of it when the machine has other work as well.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import multiprocessing as mp
 import time
 import traceback
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -23,7 +25,7 @@ from .transfer_rows import ROWS, BareCopy, EcIpc, Places
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 WIDTH = 4096
-PHASES = ("publish", "look-up", "read", "touch", "hand-over")
+PHASES = ("publish", "look-up", "read", "touch", "hand-over", "CPU")
 
 
 def rounds_for(nbytes: int, full: bool) -> int:
@@ -40,6 +42,7 @@ def reader(places: Places, control: Connection) -> None:
         try:
             index, payload = order
             row = rows[index]
+            cpu = time.process_time_ns()
             begin = time.perf_counter_ns()
             place = row.locate(payload)
             located = time.perf_counter_ns()
@@ -47,9 +50,10 @@ def reader(places: Places, control: Connection) -> None:
             read = time.perf_counter_ns()
             tensor.sum()
             touched = time.perf_counter_ns()
+            cpu = time.process_time_ns() - cpu
             edges = float(tensor.view(-1)[0]), float(tensor.view(-1)[-1]), tuple(tensor.shape)
             del tensor
-            control.send((begin, located, read, touched, edges))
+            control.send((begin, located, read, touched, cpu, edges))
         except Exception:
             control.send(traceback.format_exc())
     for row in rows:
@@ -75,18 +79,18 @@ class Writer:
         if row.announces_itself:
             self.control.send((index, None))  # the reader waits for the bytes
             time.sleep(0.001)
-            begin = time.perf_counter_ns()
-            row.publish(key, tensor)
-            published = time.perf_counter_ns()
-        else:
-            begin = time.perf_counter_ns()
-            payload = row.publish(key, tensor)
-            published = time.perf_counter_ns()
+        cpu = time.process_time_ns()
+        begin = time.perf_counter_ns()
+        payload = row.publish(key, tensor)
+        published = time.perf_counter_ns()
+        publish_cpu = time.process_time_ns() - cpu
+        if not row.announces_itself:
             self.control.send((index, payload))
         answer = self.control.recv()
+        cpu = time.process_time_ns() - cpu  # of every thread: some rows publish in the background
         if isinstance(answer, str):
             raise RuntimeError(f"{row.name}: {answer}")
-        told, located, read, touched, edges = answer
+        told, located, read, touched, reader_cpu, edges = answer
         if edges != (self.count, self.count, tuple(source.shape)):
             raise AssertionError(f"{row.name} handed over {edges} instead of {self.count}")
         row.clean(key)
@@ -96,6 +100,8 @@ class Writer:
             "read": read - max(located, published if row.announces_itself else 0),
             "touch": touched - read,
             "hand-over": touched - begin,
+            "CPU": cpu + reader_cpu,
+            "CPU of publish": publish_cpu,
         }
         return {name: span / 1e3 for name, span in spans.items()}
 
@@ -111,20 +117,26 @@ def measure(writer: Writer, nbytes: int, rounds: int) -> dict[str, dict[str, Any
     bodies = {row.name: (lambda i=i: writer.hand_over(i, source)) for i, row in enumerate(ROWS)}
     interleave(2, bodies)  # first touches, imports, allocations
     samples = interleave(rounds, bodies)
-    spans = {name: {phase: [s[phase] for s in taken] for phase in PHASES} for name, taken in samples.items()}
+    spans = {
+        name: {phase: [s[phase] for s in taken] for phase in (*PHASES, "CPU of publish")}
+        for name, taken in samples.items()
+    }
     ours, limit = spans[EcIpc.name], spans[BareCopy.name]
     return {
         row.name: {
             **{phase: summary(spans[row.name][phase]) for phase in PHASES},
             "of_ec_ipc": ratio(spans[row.name]["hand-over"], ours["hand-over"]),
+            "cpu_of_ec_ipc": ratio(spans[row.name]["CPU"], ours["CPU"]),
             "publish_of_bare_copy": ratio(spans[row.name]["publish"], limit["publish"]),
+            "publish_cpu_of_bare_copy": ratio(spans[row.name]["CPU of publish"], limit["CPU of publish"]),
             "copied_bytes": row.copies * nbytes,
         }
         for row in ROWS
     }
 
 
-def run(sizes: list[int], full: bool) -> dict[int, dict[str, dict[str, Any]]]:
+def run(sizes: list[int], full: bool) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
+    """The results of each size, as soon as they are there."""
     context = mp.get_context("spawn")
     places = Places.make(torch_mp.get_context("spawn").Queue())
     ours, theirs = context.Pipe()
@@ -134,11 +146,10 @@ def run(sizes: list[int], full: bool) -> dict[int, dict[str, dict[str, Any]]]:
         process = context.Process(target=reader, args=(places, theirs), daemon=True)
         process.start()
         ours.recv()
-        results = {}
         for nbytes in sizes:
-            results[nbytes] = measure(writer, nbytes, rounds_for(nbytes, full))
-            show(nbytes, results[nbytes])
-        return results
+            rows = measure(writer, nbytes, rounds_for(nbytes, full))
+            show(nbytes, rows)
+            yield nbytes, rows
     finally:
         if writer is not None and process is not None:
             writer.close()
@@ -147,18 +158,22 @@ def run(sizes: list[int], full: bool) -> dict[int, dict[str, dict[str, Any]]]:
 
 
 def show(nbytes: int, rows: dict[str, dict[str, Any]]) -> None:
-    print(f"\n{size_name(nbytes):28}" + "".join(f"{phase:>11}" for phase in PHASES) + "   of ec_ipc")
+    print(f"\n{size_name(nbytes):28}" + "".join(f"{phase:>11}" for phase in PHASES) + "   of ec_ipc (CPU)")
     for name, numbers in rows.items():
         spans = "".join(f"{microseconds(numbers[phase]['median']):>11}" for phase in PHASES)
-        print(f"{name:28}{spans}{numbers['of_ec_ipc']['median']:>10.2f} x", flush=True)
+        factors = (numbers[key]["median"] for key in ("of_ec_ipc", "cpu_of_ec_ipc"))
+        print(f"{name:28}{spans}" + "{:>10.2f} ({:.2f})".format(*factors), flush=True)
 
 
 def main() -> None:
     options = arguments(__doc__, sizes={"default": "", "help": "bytes, separated by commas"})
     sizes = [int(size) for size in options.sizes.split(",") if size] or list(SIZES)
     report = Report("bench_transfer", "full" if options.full else "short")
-    results = run(sizes, options.full)
-    print(report.write(options.out, sizes={str(size): rows for size, rows in results.items()}))
+    results = {}
+    for nbytes, rows in run(sizes, options.full):
+        results[str(nbytes)] = rows
+        path = report.write(options.out, sizes=results)
+    print(path)
 
 
 if __name__ == "__main__":

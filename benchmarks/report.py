@@ -17,7 +17,7 @@ from .targets import Target, targets
 
 RESULTS_MD = Path(__file__).with_name("RESULTS.md")
 NOTES_MD = Path(__file__).with_name("NOTES.md")
-PHASES = ("publish", "look-up", "read", "touch", "hand-over")
+PHASES = ("publish", "look-up", "read", "touch", "hand-over", "CPU")
 Data = dict[str, Any]
 
 
@@ -46,6 +46,12 @@ def transfer(data: Data) -> str:
     parts = [
         "The whole hand-over, as a multiple of `ec_ipc, zero_copy` in the same round (median, quartiles):\n",
         factors,
+        "The same for the CPU time that both processes spend on it, which other work on the machine hardly "
+        "changes:\n",
+        table(
+            ["", *(size_name(size) for size in sizes)],
+            ([name, *(times(rows[name]["cpu_of_ec_ipc"]) for rows in sizes.values())] for name in names),
+        ),
         "![hand-over](results/transfer.png)\n",
         "Medians of its parts, and p99 of the whole:\n",
     ]
