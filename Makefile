@@ -14,7 +14,7 @@ BENCH ?=
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp interleave crash unit e2e compat soak bench docs-check models clean gpu-check
+.PHONY: help venv demo test lint format cpp interleave crash storm mutants unit e2e compat soak bench docs-check models clean gpu-check
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,13 @@ interleave: $(CPP_BUILD)/tests/cpp/interleave  ## every interleaving of the core
 
 crash: $(CPP_BUILD)/tests/crash/stepper  ## kill each operation of the core after every single instruction
 	$<
+
+KILLS ?= 10000
+storm: $(CPP_BUILD)/tests/crash/storm  ## producers and readers killed at random, every byte checked (KILLS=10000)
+	$< $(KILLS)
+
+mutants: venv  ## faults put into a copy of the core: the C++ suites must notice each of them
+	$(PY) tests/mutants/mutants.py
 
 unit: venv  ## Python tests that start no engine
 	$(PYTEST) tests --ignore tests/gpu --ignore tests/e2e

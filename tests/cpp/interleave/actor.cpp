@@ -46,7 +46,7 @@ u64 Actor::hash() const {
   for (const View& v : views) sum = mix(sum, mix(v.entry, v.generation));
   sum = mix(sum, mix(offset_, mix(request_, deadline_)));
   for (const ArenaRef& arena : arenas_at_begin_) sum = mix(sum, arena.pack());
-  return sum;
+  return mix(sum, intent.hash());
 }
 
 void Actor::begin(const char* name, u64 key) {
@@ -100,8 +100,8 @@ bool Actor::dead_writer_of(u64 key) const {
   return false;
 }
 
-bool Actor::took(const Placement& placement, bool writer_was_dead) {
-  explorer().truth().expect(!(writer_was_dead && placement.outcome == Outcome::kWritingElsewhere),
+bool Actor::took(const Placement& placement) {
+  explorer().truth().expect(!(intent.writer_was_dead && placement.outcome == Outcome::kWritingElsewhere),
                             "told to wait for a writer that is dead");
   if (placement.token && placement.outcome != Outcome::kWritingElsewhere) {
     token = placement.token;
@@ -115,11 +115,11 @@ bool Actor::reserve(u64 key, u64 n, bool deallocate, u64 ttl) {
   begin("reserve", key);
   request_ = operations * 8 + number_ + 1;
   key_ = key;
-  intent.begun = explorer().world().now();
   intent.announces = n;
   intent.request = request_;
-  intent.deadline = deadline_ = intent.begun + ttl;
-  const bool dead = dead_writer_of(key);
+  intent.ttl = ttl;
+  intent.deadline = explorer().world().now() + ttl;
+  intent.writer_was_dead = dead_writer_of(key);
   Request request;
   request.digest = digest_of(key);
   request.nbytes = kUnit;
@@ -129,7 +129,8 @@ bool Actor::reserve(u64 key, u64 n, bool deallocate, u64 ttl) {
   try {
     const Placement placement = process_.core().reserve(request, kPatience);
     offset_ = placement.offset;
-    return took(placement, dead);
+    deadline_ = intent.deadline;
+    return took(placement);
   } catch (const SegmentError&) {
     return false;  // another thread is leaving
   }
@@ -164,12 +165,12 @@ void Actor::put(u64 key, u64 n, bool deallocate, u64 at_publish, u64 ttl) {
 void Actor::announce(u64 key, u64 n, u64 ttl) {
   begin("announce", key);
   request_ = operations * 8 + number_ + 1;
-  intent.begun = explorer().world().now();
   intent.announces = n;
   intent.request = request_;
-  intent.deadline = intent.begun + ttl;
-  const bool dead = dead_writer_of(key);
-  took(process_.core().announce(digest_of(key), n, ttl, kPatience), dead);
+  intent.ttl = ttl;
+  intent.deadline = explorer().world().now() + ttl;
+  intent.writer_was_dead = dead_writer_of(key);
+  took(process_.core().announce(digest_of(key), n, ttl, kPatience));
 }
 
 void Actor::view(const std::optional<Found>& found, u64 key) {

@@ -84,7 +84,7 @@ class Actor {
  private:
   void begin(const char* name, u64 key = 0);
   void view(const std::optional<Found>& found, u64 key);
-  bool took(const Placement& placement, bool writer_was_dead);
+  bool took(const Placement& placement);
   bool dead_writer_of(u64 key) const;
 
   unsigned number_;

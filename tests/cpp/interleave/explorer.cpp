@@ -267,7 +267,11 @@ bool Explorer::compare_exchange(u64& word, u64& expected, u64 desired) {
   return true;
 }
 
-u64 Explorer::now() { return get(kClockPlace); }
+u64 Explorer::now() {
+  const u64 now = get(kClockPlace);
+  if (acting_ != nullptr && acting_->intent.ttl != 0) acting_->intent.deadline = now + acting_->intent.ttl;
+  return now;
+}
 
 u64 Explorer::get(unsigned place) {
   reach(place, false, "reads");

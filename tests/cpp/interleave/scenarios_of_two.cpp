@@ -150,11 +150,11 @@ std::vector<Scenario> scenarios_of_two() {
                   },
                   [](Actor& visitor) {
                     visitor.find(K);
-                    visitor.find(L);
+                    visitor.find(kOtherTwin);
                   }},
                  [](Actors& a) {
                    gather(a, 1, 1, 1);
-                   a[0]->put(L);
+                   a[0]->put(kOtherTwin);
                  },
                  {0},
                  1});
@@ -323,7 +323,9 @@ std::vector<Scenario> scenarios_of_two() {
                     next.set_arena(1);
                   },
                   [](Actor& pd) {
+                    pd.tick();  // so that the next operation may begin at any time
                     pd.pin(K);
+                    pd.unpin();
                     pd.unpin();
                   }},
                  [](Actors& a) {
@@ -332,17 +334,23 @@ std::vector<Scenario> scenarios_of_two() {
                    a[0]->set_arena(1);
                    a[2]->join();
                    a[0]->put(K);
+                   a[2]->pin(K);
                  },
                  {0},
                  1});
-  all.push_back({"a leaver's slot is taken at once",
-                 {0, 1},
-                 {[](Actor& pd) { pd.leave(); }, [](Actor& next) { next.join(); }},
+  all.push_back({"the last view of a leaver dies while somebody takes the slot",
+                 {1, 2, 0},
+                 {[](Actor& pd) { pd.unpin(); }, [](Actor& next) { next.join(); }, [](Actor&) {}},
                  [](Actors& a) {
                    prefer_entries(1);
                    a[0]->join();
+                   a[2]->join();
+                   a[2]->set_arena(1);
+                   a[2]->put(K);
+                   a[0]->pin(K);
+                   a[0]->leave();
                  },
-                 {0, 1},
+                 {1, 2},
                  1});
   all.push_back({"a producer leaves against a reader",
                  {0, 1},

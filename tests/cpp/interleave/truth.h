@@ -20,9 +20,15 @@ struct Intent {
   u64 key = 0;
   u64 announces = 0;  // so many, under this request number
   u64 request = 0;
-  u64 deadline = 0;
-  u64 settles = 0;  // this request
-  u64 begun = 0;    // when
+  u64 ttl = 0;                   // of what is announced
+  u64 deadline = 0;              // hence this, by the clock as it was read last
+  u64 settles = 0;               // this request
+  bool writer_was_dead = false;  // of this key, when the operation began
+
+  // Part of the state: what is expected of an operation depends on when it began.
+  u64 hash() const {
+    return mix(mix(mix(key, announces), mix(request, deadline)), mix(settles, u64{writer_was_dead}));
+  }
 };
 
 struct View {
