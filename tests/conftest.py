@@ -1,5 +1,6 @@
 """What all tests share: namespaces of their own, and a check that nothing stays behind."""
 
+import logging
 import uuid
 from collections.abc import Iterator
 
@@ -17,3 +18,26 @@ def namespace() -> Iterator[str]:
     for file in left:
         (names.SHARED_MEMORY_DIRECTORY / file).unlink()
     assert not left, f"left in {names.SHARED_MEMORY_DIRECTORY}: {left}"
+
+
+class Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """The messages of our loggers, each once, wherever else the loggers are led to."""
+    ours = logging.getLogger("ec_ipc")
+    handler, level = Lines(), ours.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    yield handler.lines
+    ours.removeHandler(handler)
+    ours.setLevel(level)

@@ -1,7 +1,6 @@
 """What an engine reports through vLLM's metrics: its own numbers, once each."""
 
 import functools
-import logging
 import math
 import os
 import socket
@@ -23,7 +22,6 @@ from ec_ipc.connector.prometheus import ECIPCStats
 from ec_ipc.connector.times import LOAD, PUBLISH, TimesReceiver, TimesSender, _address
 
 from .lockstep import Item, LockstepEngine, make_request
-from .test_start import Lines
 
 Start = Callable[..., LockstepEngine]
 
@@ -186,43 +184,32 @@ def test_times_come_from_processes_of_this_user_only_and_only_sensible_ones() ->
 
 
 def test_a_miss_without_a_producer_is_said_once_and_counted(
-    start: Start, namespace: str, reported: dict[int, list[dict[str, Any]]]
+    start: Start, namespace: str, reported: dict[int, list[dict[str, Any]]], said: list[str]
 ) -> None:
-    handler = Lines()
-    logging.getLogger("ec_ipc").addHandler(handler)
-    try:
-        pd = start("ec_consumer")
-        for number in range(3):
-            pd.add(make_request(str(number), [Item(f"i{number}")]))
-            pd.run()
-        start("ec_producer")
-        pd.add(make_request("last", [Item("last")]))
+    pd = start("ec_consumer")
+    for number in range(3):
+        pd.add(make_request(str(number), [Item(f"i{number}")]))
         pd.run()
-    finally:
-        logging.getLogger("ec_ipc").removeHandler(handler)
-    said = [line for line in handler.lines if "no producer in namespace" in line]
-    assert len(said) == 1 and namespace in said[0]
+    start("ec_producer")
+    pd.add(make_request("last", [Item("last")]))
+    pd.run()
+    (line,) = [line for line in said if "no producer in namespace" in line]
+    assert namespace in line
     assert total(reported[id(pd.scheduler)]).data["counters"] == {"misses": 4, "no_producer": 3}
 
 
 def test_each_side_says_in_one_line_where_it_is_and_when_the_hand_over_works(
-    start: Start, namespace: str
+    start: Start, namespace: str, said: list[str]
 ) -> None:
-    handler = Lines()
-    logging.getLogger("ec_ipc").addHandler(handler)
-    logging.getLogger("ec_ipc").setLevel(logging.INFO)
-    try:
-        e, pd = start("ec_producer"), start("ec_consumer")
-        for number in range(2):
-            hand_over(e, pd, number, Item(f"item{number}"))
-    finally:
-        logging.getLogger("ec_ipc").removeHandler(handler)
+    e, pd = start("ec_producer"), start("ec_consumer")
+    for number in range(2):
+        hand_over(e, pd, number, Item(f"item{number}"))
     for role in ("e.worker", "e.scheduler", "pd.worker", "pd.scheduler"):
-        (line,) = [line for line in handler.lines if line.startswith(f"ec_ipc: {role} is slot")]
+        (line,) = [line for line in said if line.startswith(f"ec_ipc: {role} is slot")]
         for fact in (namespace, "segment /ec_ipc.", "fingerprint", "dtype", "model", "host of 1048576 bytes"):
             assert fact in line, (role, fact)
-    assert sum("the hand-over works" in line for line in handler.lines) == 1
-    assert sum("the first embedding is published" in line for line in handler.lines) == 1
+    assert sum("the hand-over works" in line for line in said) == 1
+    assert sum("the first embedding is published" in line for line in said) == 1
 
 
 def test_an_engine_leaves_a_note_as_long_as_it_is_there(start: Start, namespace: str) -> None:

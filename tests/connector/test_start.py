@@ -1,9 +1,8 @@
 """What stops an engine at start, with one sentence; and what is said once."""
 
-import logging
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +16,6 @@ from ec_ipc.connector.connector import ECIPCConnector
 from ec_ipc.errors import ConfigurationError, SegmentError
 
 from .lockstep import Item, LockstepEngine, engine_config, make_request
-
-
-class Lines(logging.Handler):
-    """Keeps what is logged."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
-@pytest.fixture
-def said() -> Iterator[list[str]]:
-    """The messages of our loggers."""
-    handler = Lines()
-    logging.getLogger("ec_ipc").addHandler(handler)
-    yield handler.lines
-    logging.getLogger("ec_ipc").removeHandler(handler)
 
 
 @pytest.mark.parametrize("side", list(ECConnectorRole))

@@ -158,6 +158,17 @@ def ask(deployment: Deployment, which: str, number: int, reference: Reference) -
     assert answer.ok and answer.tokens == reference(deployment, request)
 
 
+def end_views(deployment: Deployment, first: int) -> None:
+    """Announced items fill the arena, so that PD has to give up the views of earlier requests."""
+    encoded = {
+        number: deployment.encode([picture(number)]).ec_transfer_params
+        for number in range(first, first + CACHE_ITEMS)
+    }
+    for number, params in encoded.items():
+        assert chat(deployment.servers["PD2"].url, [picture(number)], ec_transfer_params=params).ok
+    assert used(deployment)[1] == 0
+
+
 def test_the_least_recently_used_is_evicted(cache: Deployment, reference: Reference) -> None:
     with changes(cache) as delta:
         for number in (300, 301, 302):
@@ -172,14 +183,15 @@ def test_the_least_recently_used_is_evicted(cache: Deployment, reference: Refere
 
 
 def test_copy_mode_keeps_no_view(cache: Deployment, reference: Reference) -> None:
-    ask(cache, "PD2", 310, reference)
-    assert used(cache)[1] == 0
+    end_views(cache, 310)
+    with changes(cache) as delta:
+        ask(cache, "PD2", 313, reference)
+    assert delta["reads"] == 1 and used(cache)[1] == 0
 
 
 def test_a_quiet_pd_gives_up_its_views(cache: Deployment, reference: Reference) -> None:
     """PD keeps views in vLLM's own cache and runs no step while E needs the space."""
-    for number in (317, 318, 319):
-        ask(cache, "PD2", number, reference)  # E's need for space has ended earlier views
+    end_views(cache, 316)
     with changes(cache) as delta:
         for number in (320, 321, 322):
             ask(cache, "PD", number, reference)

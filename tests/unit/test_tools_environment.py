@@ -1,4 +1,4 @@
-"""tools/venv.py, with pip replaced by a stand-in."""
+"""tools/environment.py, with pip replaced by a stand-in."""
 
 import importlib.util
 import subprocess
@@ -8,14 +8,14 @@ from types import ModuleType
 
 import pytest
 
-SOURCE = Path(__file__).parents[2] / "tools" / "venv.py"
+SOURCE = Path(__file__).parents[2] / "tools" / "environment.py"
 NO_TORCH = "ERROR: No matching distribution found for torch==2.13.0+cpu\n"
 
 
 @pytest.fixture
 def venv(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The module, working on an empty folder."""
-    spec = importlib.util.spec_from_file_location("tools_venv", SOURCE)
+    spec = importlib.util.spec_from_file_location("tools_environment", SOURCE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

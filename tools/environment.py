@@ -1,6 +1,6 @@
 """Makes the project's environment, .venv, and builds the project into it.
 
-    python3 tools/venv.py
+    python3 tools/environment.py
 
 Does only what is missing, so it may run before every other command. Needs Python 3.11 to
 3.13 (3.10 too where vLLM's CUDA build is used) and a C++20 compiler. Variables:
