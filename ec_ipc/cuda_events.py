@@ -18,6 +18,7 @@ from ec_ipc.errors import ECIPCError
 logger = logging.getLogger(__name__)
 
 EVENTS = 256
+END_TIMEOUT_S = 2.0  # how long the end of the process waits for what the GPU does just then
 
 Action = Callable[[ECIPCError | None], None]
 
@@ -50,7 +51,7 @@ class CompletionQueue:
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="ec_ipc-completions", daemon=True)
         self._thread.start()
-        atexit.register(self.stop)
+        atexit.register(self._end)
 
     def after_now(self, stream: int, action: Action) -> None:
         """Call the action after everything queued on the stream so far. The event is recorded here and
@@ -97,6 +98,11 @@ class CompletionQueue:
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
+
+    def _end(self) -> None:
+        """When the interpreter ends, no thread of ours may be in the middle of an action."""
+        self.stop()
+        self._thread.join(END_TIMEOUT_S)
 
     def _run(self) -> None:
         cuda_runtime.use_device(self._device)

@@ -7,7 +7,6 @@ import atexit
 import logging
 import os
 import threading
-import time
 import weakref
 from typing import TYPE_CHECKING
 
@@ -22,6 +21,8 @@ logger = logging.getLogger(__name__)
 PERIOD_S = 0.5
 
 _open_stores: "weakref.WeakSet[Store]" = weakref.WeakSet()
+_leaving: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+_ending = threading.Event()  # set when the interpreter ends
 
 
 class Maintenance:
@@ -75,20 +76,28 @@ def leave_later(directory: _core.Segment, namespace: str) -> None:
 
     def wait() -> None:
         try:
-            while not segment.leave(directory, namespace):
-                time.sleep(PERIOD_S)
+            while not _ending.is_set() and not segment.leave(directory, namespace):
+                _ending.wait(PERIOD_S)
         except ForkedHandle:
             pass
         except ECIPCError as error:
             logger.warning("leaving namespace %s: %s", namespace, error)
 
-    threading.Thread(target=wait, name="ec_ipc-leaving", daemon=True).start()
+    if not _ending.is_set():  # else the kernel takes the lock byte back in a moment
+        thread = threading.Thread(target=wait, name="ec_ipc-leaving", daemon=True)
+        thread.start()
+        _leaving.add(thread)
 
 
 @atexit.register
-def _close_open_stores() -> None:
+def _end_all_threads() -> None:
+    """No thread of ours may be inside the core when the interpreter ends: it would be unwound by force
+    through frames of C++ that cannot be, which aborts the process."""
+    _ending.set()
     for store in list(_open_stores):
         store.close()
+    for thread in list(_leaving):
+        thread.join()
 
 
 def _forget_open_stores() -> None:
