@@ -14,7 +14,7 @@ BENCH ?=
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp interleave crash storm mutants unit e2e stateful compat soak bench docs-check models clean gpu-check
+.PHONY: help venv demo test lint format cpp interleave crash storm fuzz mutants unit e2e stateful compat soak bench docs-check models clean gpu-check
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,11 @@ crash: $(CPP_BUILD)/tests/crash/stepper  ## kill each operation of the core afte
 KILLS ?= 10000
 storm: $(CPP_BUILD)/tests/crash/storm  ## producers and readers killed at random, every byte checked (KILLS=10000)
 	$< $(KILLS)
+
+CORRUPTIONS ?= 200000
+FUZZERS := $(addprefix $(CPP_BUILD)/tests/fuzz/fuzz_,words steps files live)
+fuzz: $(FUZZERS)  ## segments damaged in files, in use and under live readers (CORRUPTIONS=200000)
+	@$(PY) tests/fuzz/run.py $(CPP_BUILD)/tests/fuzz $(CORRUPTIONS)
 
 mutants: venv  ## faults put into a copy of the core: the C++ suites must notice each of them
 	$(PY) tests/mutants/mutants.py

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <string>
 
 #include "directory.h"
 #include "errors.h"
@@ -74,7 +75,10 @@ class Reserve {
     }
     const auto offset = first_fit(survey.used, arena.nbytes, extent);
     if (ledger_ != nullptr) *ledger_ = {arena.ref, survey.live, reserve_sequence(), std::move(survey.used)};
-    return take(*longest_free(probe), probe, request, {arena.ref, *offset});
+    // Looked for again, because make_room() may have freed it.
+    const auto entry = longest_free(probe);
+    if (!entry || !offset) throw_written_by_something_else("an entry of the key's buckets");
+    return take(*entry, probe, request, {arena.ref, *offset});
   }
 
  private:
@@ -280,12 +284,15 @@ class Reserve {
 
     const u64 bit = d_.own_bit();
     const auto swapped = d_.swap(i, [&](Word w, bool) { return step::reserve(w, bit, request.announced); });
-    if (!swapped.done) {
-      throw SegmentError("entry " + std::to_string(i) +
-                         " left FREE while this process held the writer byte: something else writes into "
-                         "the segment; end its users, then `ec-ipc reset --namespace NAME`");
-    }
+    if (!swapped.done) throw_written_by_something_else("entry " + std::to_string(i));
     return {Outcome::kReserved, Token{i, swapped.after.generation}, position.offset};
+  }
+
+  // Under the writer byte nobody else takes an entry that is FREE.
+  [[noreturn]] static void throw_written_by_something_else(const std::string& what) {
+    throw SegmentError(what +
+                       " left FREE while this process held the writer byte: something else writes into "
+                       "the segment; end its users, then `ec-ipc reset --namespace NAME`");
   }
 
   Directory<Policy>& d_;
