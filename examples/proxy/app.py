@@ -20,7 +20,7 @@ from proxy.encode import encode
 from proxy.errors import EngineFailure, ProxyError
 from proxy.forward import PDAnswer, forwarded, send_to_pd
 from proxy.grouping import Encoded
-from proxy.items import brings_embeddings, find_items
+from proxy.items import brings_embeddings, check_grids, find_items
 from proxy.pool import Pool, probe_forever
 from proxy.rewrite import pd_request
 
@@ -73,6 +73,7 @@ class Proxy:
         A 5xx for a request without media may only mean that an embedding is gone, so its items are
         encoded once more; a request that carries its media is PD's to answer for.
         """
+        check_grids(request)
         salt = None if self.settings.reuse_urls else uuid.uuid4().hex
         items = find_items(request, url_salt=salt)
         again = False
@@ -237,6 +238,8 @@ def parse_body(raw: bytes) -> dict[str, Any]:
         body = json.loads(raw)
     except ValueError as error:
         raise ProxyError(400, f"The request body is not JSON: {error}.", kind="BadRequestError") from error
+    except RecursionError as error:
+        raise ProxyError(400, "The request body is nested too deeply.", kind="BadRequestError") from error
     if not isinstance(body, dict):
         raise ProxyError(400, "The request body is not a JSON object.", kind="BadRequestError")
     return body

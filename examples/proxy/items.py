@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from proxy.errors import ProxyError
+
 # The order matters: it is the order in which vLLM looks for these fields in a part with a uuid.
 MODALITY_OF_FIELD = {"image_url": "image", "audio_url": "audio", "input_audio": "audio", "video_url": "video"}
 PROCESSOR_OPTIONS = ("mm_processor_kwargs", "media_io_kwargs")
+LARGEST_GRID = 1 << 20  # patches of one item: a picture of 14,000 x 14,000 pixels has as many
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,38 @@ def find_items(request: Mapping[str, Any], *, url_salt: str | None = None) -> li
 def brings_embeddings(request: Mapping[str, Any]) -> bool:
     """Whether the client itself sent media without its content, as vLLM's `image_embeds` and the like."""
     return any(str(part.get("type", "")).endswith("_embeds") for _, _, part in _parts(request))
+
+
+def check_grids(request: Mapping[str, Any]) -> None:
+    """ProxyError for a grid that nobody's media could have: vLLM's front end makes a placeholder for
+    every patch before it compares the request with its limits, and dies of it."""
+    for message, position, part in _parts(request):
+        kind = str(part.get("type", ""))
+        fields = part.get(kind) if kind.endswith("_embeds") else None
+        for name, value in fields.items() if isinstance(fields, dict) else ():
+            if "grid" in name and any(_patches(grid) > LARGEST_GRID for grid in _grids(value)):
+                raise ProxyError(
+                    400,
+                    f"messages[{message}].content[{position}] has {name} {str(value)[:80]}; an item has at most "
+                    f"{LARGEST_GRID} patches.",
+                    kind="BadRequestError",
+                    param="messages",
+                )
+
+
+def _grids(value: Any) -> Iterator[list[Any]]:
+    """The (time, height, width) triples of a grid, flat or nested."""
+    if not isinstance(value, list):
+        return
+    if any(isinstance(part, list) for part in value):
+        for part in value:
+            yield from _grids(part)
+    else:
+        yield from (value[start : start + 3] for start in range(0, len(value), 3))
+
+
+def _patches(grid: list[Any]) -> float:
+    return math.prod(max(1.0, abs(size)) for size in grid if isinstance(size, (int, float)))
 
 
 def takes_audio_from_video(request: Mapping[str, Any]) -> bool:

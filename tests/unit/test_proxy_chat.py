@@ -20,7 +20,7 @@ web = pytest.importorskip("aiohttp.web", reason="the proxy needs aiohttp, which 
 pytest.importorskip("fastapi", reason="the proxy needs fastapi, which comes with vLLM")
 
 from aiohttp.test_utils import TestServer
-from proxy.app import Proxy, Settings
+from proxy.app import Proxy, Settings, parse_body
 from proxy.errors import ProxyError
 from proxy.forward import PDAnswer
 
@@ -336,3 +336,19 @@ def test_closing_a_stream_hangs_up_on_pd_and_frees_its_place():
 
     _, _, (pd,) = run(work, [encodes], [endless])
     assert pd.left.is_set()
+
+
+@pytest.mark.parametrize(
+    "grid", [[1, 100_000, 100_000], [[1, 4, 4], [1, 2_000, 2_000]], [1, 4, 4, 1, 2_000, 2_000], [1e9]]
+)
+def test_a_grid_that_would_kill_a_front_end_is_refused(grid):
+    part = {"type": "image_embeds", "image_embeds": {"image_grid_thw": grid}, "uuid": "a"}
+    body = {"model": "m", "messages": [{"role": "user", "content": [part]}]}
+    error, (e,), (pd,) = run(chat(body), [encodes], [answers])
+    assert error.status == 400 and "at most 1048576 patches" in error.sentence
+    assert not e.asked and not pd.asked
+
+
+def test_a_body_that_is_nested_too_deeply_is_refused():
+    with pytest.raises(ProxyError, match="nested too deeply"):
+        parse_body(b'{"a":' + b"[" * 100_000)
