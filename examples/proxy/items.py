@@ -79,8 +79,8 @@ def check_grids(request: Mapping[str, Any]) -> None:
             if "grid" in name and any(_patches(grid) > LARGEST_GRID for grid in _grids(value)):
                 raise ProxyError(
                     400,
-                    f"messages[{message}].content[{position}] has {name} {str(value)[:80]}; an item has at most "
-                    f"{LARGEST_GRID} patches.",
+                    f"messages[{message}].content[{position}] has {name} {str(value)[:80]}; "
+                    f"an item has at most {LARGEST_GRID} patches.",
                     kind="BadRequestError",
                     param="messages",
                 )
