@@ -138,7 +138,8 @@ class Directory {
   bool readable(const Fields& f) const {
     if (f.epoch != epoch()) return false;
     const std::optional<u64> arena = arena_bytes(f.arena);
-    if (!arena || f.nbytes > *arena || f.offset > *arena - f.nbytes) return false;
+    // Nothing is reserved without bytes, and a view of none cannot be made.
+    if (!arena || f.nbytes == 0 || f.nbytes > *arena || f.offset > *arena - f.nbytes) return false;
     return shape_product(f.shape, f.rank, f.nbytes).has_value();
   }
 

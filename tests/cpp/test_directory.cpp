@@ -212,6 +212,9 @@ TEST(numbers_that_make_no_sense_are_as_good_as_absent) {
   CHECK(refused(entry.nbytes, (1 << 20) + 1));
   CHECK(refused(entry.rank, kMaxRank + 1));
   CHECK(refused(entry.shape[0], ~u64{0}));
+  entry.shape[0] = 0;
+  CHECK(refused(entry.nbytes, 0));
+  entry.shape[0] = 1000;
   CHECK(refused(entry.arena, ArenaRef{200, 1}.pack()));
   CHECK(refused(entry.arena, ArenaRef{0, 0}.pack()));
   CHECK(refused(entry.digest[3], 1) == false);  // another key, but the token still names it
