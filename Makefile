@@ -14,7 +14,7 @@ BENCH ?=
 export PATH := $(EC_IPC_VENV)/bin:$(PATH)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint format cpp interleave crash storm fuzz mutants unit e2e stateful compat soak bench docs-check models clean gpu-check
+.PHONY: help venv demo test lint format cpp interleave crash storm fuzz sanitize mutants unit e2e stateful compat soak bench docs-check models clean gpu-check
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,8 +64,11 @@ FUZZERS := $(addprefix $(CPP_BUILD)/tests/fuzz/fuzz_,words steps files live)
 fuzz: $(FUZZERS)  ## segments damaged in files, in use and under live readers (CORRUPTIONS=200000)
 	@$(PY) tests/fuzz/run.py $(CPP_BUILD)/tests/fuzz $(CORRUPTIONS)
 
+sanitize: venv  ## C++ tests and fuzz programs under AddressSanitizer and UBSan, then ThreadSanitizer
+	$(PY) tests/cpp/sanitize.py $(JOBS)
+
 mutants: venv  ## faults put into a copy of the core: the C++ suites must notice each of them
-	$(PY) tests/mutants/mutants.py
+	$(PY) tests/mutants/mutants.py --jobs $(JOBS)
 
 unit: venv  ## Python tests that start no engine
 	$(PYTEST) tests --ignore tests/gpu --ignore tests/e2e
