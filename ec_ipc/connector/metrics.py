@@ -5,6 +5,7 @@ Only the two gauges are of the namespace: they are the same from each of its eng
 """
 
 import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,6 +41,7 @@ HISTOGRAMS = {
     "publish_seconds": "Time that a worker of E spent on publishing an embedding (CUDA: until it is queued).",
     "load_seconds": "Time that a worker of PD spent on getting the view of an embedding.",
 }
+TIMED = {"published", "republished", "reads"}  # the counters of what the histograms time
 BUCKETS = [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 5.0]
 PREFIX = "vllm:ec_ipc_"
 
@@ -70,30 +72,36 @@ class Collector:
         self._last_tally = (tally.hits, tally.no_producer)
 
     def collect(self) -> dict[str, Any] | None:
-        """Plain data for vLLM's stats; None when nothing has happened."""
+        """Plain data for vLLM's stats; None when nothing has happened. Called once a step, which is often."""
         if len(self._own) < self._expected:
             self._find_own()
-        grown = dict.fromkeys(COUNTERS, 0)
-        for slot in self._own:
-            now, last = self._store.segment.counters_of(slot), self._last[slot]
-            if now != last:
-                self._last[slot] = now
-                for name, new, old in zip(COUNTERS, now, last, strict=True):
-                    grown[name] += new - old
-        tally = (self._tally.hits, self._tally.no_producer)
-        for name, new, old in zip(TALLIES, tally, self._last_tally, strict=True):
-            grown[name] = new - old
-        self._last_tally = tally
-        times = self._times.take()
-        if not times and not any(grown.values()):
+        grown = self._growth()
+        if not grown:
             return None
+        # A worker sends its times after it has counted and before its step ends.
+        times = self._times.take() if TIMED & grown.keys() else {}
         return {
             "namespace": self._store.namespace,
-            "counters": {name: value for name, value in grown.items() if value},
+            "counters": grown,
             "publish_seconds": times.get(PUBLISH, []),
             "load_seconds": times.get(LOAD, []),
             **arena_numbers(self._store.segment),
         }
+
+    def _growth(self) -> dict[str, int]:
+        """What has grown since the last call, and by how much."""
+        grown: dict[str, int] = {}
+        directory = self._store.segment
+        for slot in self._own:
+            now, last = directory.counters_of(slot), self._last[slot]
+            if now != last:
+                self._last[slot] = now
+                _add_growth(grown, COUNTERS, now, last)
+        tally = (self._tally.hits, self._tally.no_producer)
+        if tally != self._last_tally:
+            _add_growth(grown, TALLIES, tally, self._last_tally)
+            self._last_tally = tally
+        return grown
 
     def _find_own(self) -> None:
         now = time.monotonic()
@@ -105,6 +113,12 @@ class Collector:
     def close(self) -> None:
         """Collect no more."""
         self._times.close()
+
+
+def _add_growth(grown: dict[str, int], names: Iterable[str], now: Sequence[int], last: Sequence[int]) -> None:
+    for name, new, old in zip(names, now, last, strict=True):
+        if new != old:
+            grown[name] = grown.get(name, 0) + new - old
 
 
 def arena_numbers(directory: Segment) -> dict[str, int]:
