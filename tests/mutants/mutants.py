@@ -1,6 +1,6 @@
 """Faults put into a copy of the core, one at a time; the C++ suites must notice each of them.
 
-    python tests/mutants/mutants.py [--jobs N] [--list] [NAME...]
+    python tests/mutants/mutants.py [--jobs N] [--folder BUILD] [--list] [NAME...]
 
 A mutant is one or more replacements of text that must be there exactly once. Its copy of `csrc/` is
 built with the interleaving explorer, or with the C++ unit tests where the fault is in a single function,
@@ -14,22 +14,26 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rules import MUTANTS, Mutant
+from mutant import Mutant
+from rules import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 CSRC = ROOT / "csrc"
 TESTS = ROOT / "tests" / "cpp"
-BUILD = ROOT / "build" / "mutants"
 COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-O1", "-DNDEBUG", "-U_FORTIFY_SOURCE", "-w", "-pthread", f"-I{TESTS}"]
 # The parts of the explorer that use nothing of the core but its layout: built once, and linked last, so
 # that an inline function that both have is the mutant's.
 FIXED = ["fiber", "world", "main", "truth", "scenarios_of_two", "scenarios_of_three"]
-TIMEOUT_S = 600
+# Every suite but the explorer, for what was not noticed where it was expected.
+UNITS = ["test_entry_word", "test_extents", "test_directory", "test_swap", "test_participant", "test_threads"]
+# These include headers of the core only.
+HEADERS_ONLY = ["test_entry_word", "test_extents"]
 
 
 class Broken(Exception):
@@ -70,6 +74,24 @@ def copy_with_fault(mutant: Mutant, folder: Path) -> Path:
     return csrc
 
 
+class FixedObjects:
+    """Compiled when the first mutant needs them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._objects: list[Path] = []
+        self._one_at_a_time = threading.Lock()
+
+    def get(self) -> list[Path]:
+        with self._one_at_a_time:
+            if not self._objects:
+                objects = [self._folder / f"{stem}.o" for stem in FIXED]
+                for stem, target in zip(FIXED, objects, strict=True):
+                    compile_to(target, TESTS / "interleave" / f"{stem}.cpp", CSRC)
+                self._objects = objects
+            return self._objects
+
+
 def build_explorer(csrc: Path, folder: Path, fixed: list[Path]) -> Path:
     objects: list[Path] = []
     for source in sorted((TESTS / "interleave").glob("*.cpp")):
@@ -84,7 +106,7 @@ def build_explorer(csrc: Path, folder: Path, fixed: list[Path]) -> Path:
 def build_unit(name: str, csrc: Path, folder: Path) -> Path:
     objects = []
     sources = [TESTS / f"{name}.cpp", TESTS / "main.cpp"]
-    if name not in ("test_entry_word", "test_extents"):
+    if name not in HEADERS_ONLY:
         sources += sorted(csrc.glob("*.cpp"))
     for source in sources:
         objects.append(folder / f"{name}.{source.stem}.o")
@@ -93,10 +115,10 @@ def build_unit(name: str, csrc: Path, folder: Path) -> Path:
     return folder / name
 
 
-def fails(command: list[str]) -> str:
+def fails(command: list[str], patience_s: int) -> str:
     """What it says when it fails; empty when it does not."""
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=patience_s)
     except subprocess.TimeoutExpired:
         return "it never ends"
     if run.returncode == 0:
@@ -105,27 +127,31 @@ def fails(command: list[str]) -> str:
     return "; ".join(lines[:2]) or f"exit {run.returncode}"
 
 
-def try_mutant(mutant: Mutant, fixed: list[Path]) -> Result:
+def suites_for(mutant: Mutant) -> list[tuple[str, list[str]]]:
+    """First what is expected to notice, then everything else."""
+    expected = [name for name in mutant.noticed_by if name.startswith("test_")]
+    scenarios = [name for name in mutant.noticed_by if name not in expected]
+    suites = [("interleave", scenarios)] if scenarios else []
+    suites += [(name, []) for name in expected]
+    suites += [(name, []) for name in UNITS if name not in expected]
+    return [*suites, ("interleave", ["--quick"])]
+
+
+def try_mutant(mutant: Mutant, build: Path, fixed: FixedObjects) -> Result:
     result = Result(mutant)
-    folder = BUILD / mutant.slug
+    folder = build / mutant.slug
+    built: dict[str, Path] = {}
     try:
         csrc = copy_with_fault(mutant, folder)
-        # First what is expected to notice, then everything else.
-        units = [name for name in mutant.noticed_by if name.startswith("test_")]
-        scenarios = [name for name in mutant.noticed_by if not name.startswith("test_")]
-        suites: list[tuple[str, list[str]]] = []
-        if scenarios:
-            suites.append(("interleave", scenarios))
-        suites += [(name, []) for name in units]
-        suites += [("interleave", ["--quick"])]
-        suites += [(name, []) for name in ("test_entry_word", "test_directory", "test_participant")]
-        built: dict[str, Path] = {}
-        for suite, arguments in suites:
+        for suite, arguments in suites_for(mutant):
             if suite not in built:
-                builder = build_explorer if suite == "interleave" else None
-                built[suite] = builder(csrc, folder, fixed) if builder else build_unit(suite, csrc, folder)
+                built[suite] = (
+                    build_explorer(csrc, folder, fixed.get())
+                    if suite == "interleave"
+                    else build_unit(suite, csrc, folder)
+                )
             result.tried.append(suite)
-            if why := fails([str(built[suite]), *arguments]):
+            if why := fails([str(built[suite]), *arguments], mutant.patience_s):
                 result.caught_by, result.why = suite, why
                 break
     except Broken as error:
@@ -138,26 +164,25 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="*", help="mutants whose name contains one of these")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "mutants")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     mutants = [m for m in MUTANTS if not options.names or any(n in m.name for n in options.names)]
     if options.list:
         print(*(m.name for m in mutants), sep="\n")
         return 0
-    BUILD.mkdir(parents=True, exist_ok=True)
-    fixed = [BUILD / f"{stem}.o" for stem in FIXED]
-    for stem, target in zip(FIXED, fixed, strict=True):
-        compile_to(target, TESTS / "interleave" / f"{stem}.cpp", CSRC)
+    options.folder.mkdir(parents=True, exist_ok=True)
+    fixed = FixedObjects(options.folder)
 
     caught = 0
     with ThreadPoolExecutor(options.jobs) as pool:
-        for result in pool.map(lambda m: try_mutant(m, fixed), mutants):
+        for result in pool.map(lambda m: try_mutant(m, options.folder, fixed), mutants):
             if result.caught_by:
                 caught += 1
                 print(f"caught    {result.mutant.name}  [{result.caught_by}: {result.why}]", flush=True)
             else:
                 print(f"SURVIVED  {result.mutant.name}  {result.broken or result.tried}", flush=True)
-    print(f"{len(mutants)} mutants, {caught} caught")
+    print(f"{caught} of {len(mutants)} mutants caught")
     return 0 if mutants and caught == len(mutants) else 1
 
 

@@ -189,6 +189,15 @@ std::vector<Scenario> scenarios_of_two() {
                  overdue,
                  {0, 1},
                  1});
+  all.push_back({"two announce the same key for different times",
+                 {0, 1},
+                 {[](Actor& e) { e.announce(K, 1, 1); }, [](Actor& f) { f.announce(K, 1, 3); }},
+                 [](Actors& a) {
+                   gather(a, 2, 1, 1);
+                   a[0]->put(K);
+                 },
+                 {0, 1},
+                 1});
   all.push_back({"expiry against a reader",
                  {0, 1},
                  {[](Actor& pd) {
