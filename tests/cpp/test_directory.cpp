@@ -151,6 +151,16 @@ TEST(what_is_held_or_announced_is_not_evicted) {
   CHECK(!e->find(key(0)) && e->find(key(1)));
 }
 
+TEST(what_is_being_written_is_in_use) {
+  const TestSegment segment;
+  const auto e = segment.producer(2 * kAlignment);
+  const Placement first = e->reserve(request(0, 64), kPatience);
+  const Placement second = e->reserve(request(1, 64), kPatience);
+  CHECK(first.outcome == Outcome::kReserved && second.outcome == Outcome::kReserved);
+  CHECK(first.offset != second.offset);
+  CHECK(e->reserve(request(2, 64), kPatience).outcome == Outcome::kArenaFull);
+}
+
 TEST(nothing_is_evicted_for_an_item_that_cannot_fit_anyway) {
   const TestSegment segment;
   const auto e = segment.producer(4 * kAlignment);

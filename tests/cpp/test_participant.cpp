@@ -22,6 +22,43 @@ TEST(a_dead_readers_hold_is_reclaimed) {
   CHECK(e->participants().size() == 1);
 }
 
+TEST(a_reserve_that_finds_no_place_reclaims_the_dead) {
+  const TestSegment segment;
+  const auto e = segment.producer(kAlignment);
+  put(*e, request(0, 64, 0, false));
+  segment.reader()->pin(key(0));
+  CHECK(e->total_holds() == 1);
+  CHECK(e->reserve(request(1, 64), kPatience).outcome == Outcome::kReserved);
+}
+
+TEST(a_join_reclaims_all_the_dead) {
+  const TestSegment segment;
+  const auto e = segment.producer(1 << 20);
+  put(*e, request(0, 64, 1));
+  {
+    const auto first = segment.reader();
+    const auto second = segment.reader();
+    CHECK(first->pin(key(0)) && second->pin(key(0)));
+  }
+  CHECK(e->total_holds() == 2);
+  const auto late = segment.reader();
+  CHECK(e->total_holds() == 0);
+}
+
+TEST(what_a_dead_owner_announced_is_void_at_once) {
+  const TestSegment segment;
+  const auto pd = segment.reader();
+  Token token{};
+  {
+    const auto e = segment.producer(1 << 20);
+    token = *put(*e, request(0, 64, 3, false)).token;
+    CHECK(pd->maintain(kPatience).evicted == 0);
+  }
+  CHECK(pd->snapshot(token.entry).has_value());
+  CHECK(pd->maintain(kPatience).evicted == 1);
+  CHECK(!pd->snapshot(token.entry));
+}
+
 TEST(a_dead_writers_entry_is_taken_over) {
   const TestSegment segment;
   const auto other = segment.producer(1 << 20);

@@ -104,13 +104,16 @@ def build_explorer(csrc: Path, folder: Path, fixed: list[Path]) -> Path:
 
 
 def build_unit(name: str, csrc: Path, folder: Path) -> Path:
-    objects = []
     sources = [TESTS / f"{name}.cpp", TESTS / "main.cpp"]
     if name not in HEADERS_ONLY:
-        sources += sorted(csrc.glob("*.cpp"))
+        sources.append(folder / "core.cpp")
+        # As one file, which takes a fifth of the time.
+        sources[-1].write_text("".join(f'#include "{core.name}"\n' for core in sorted(csrc.glob("*.cpp"))))
+    objects = []
     for source in sources:
-        objects.append(folder / f"{name}.{source.stem}.o")
-        compile_to(objects[-1], source, csrc)
+        objects.append(folder / f"{source.stem}.o")
+        if not objects[-1].exists():
+            compile_to(objects[-1], source, csrc)
     link(folder / name, objects)
     return folder / name
 

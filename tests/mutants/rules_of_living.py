@@ -134,7 +134,7 @@ MUTANTS = [
     Mutant(
         "a leaver leaves what it was writing",
         ((MEMBERSHIP, "        directory_.abort({i, w.generation});\n", ""),),
-        ("test_participant",),
+        ("a producer leaves",),
     ),
     Mutant(
         "a participant names a second arena",

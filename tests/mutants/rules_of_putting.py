@@ -158,7 +158,7 @@ MUTANTS = [
     Mutant(
         "a failed reserve reclaims nobody",
         ((RESERVE, "      reclaim_.run();\n      survey = look(arena);", "      survey = look(arena);"),),
-        ("test_directory",),
+        ("test_participant",),
     ),
     Mutant(
         "publish what another is writing",
