@@ -259,7 +259,8 @@ class Store:
 
     def raise_pressure(self) -> None:
         """Tell everybody that this producer is short of space: readers give up what they can spare."""
-        self.segment.pressure += 1  # a lost update is one signal for two
+        # A lost update is one signal for two, and any other number is a signal: it may wrap.
+        self.segment.pressure = (self.segment.pressure + 1) & (2**64 - 1)
 
     def maintain(self) -> None:
         """What the timer does: take back what the dead held, expire, map, let go."""

@@ -96,10 +96,10 @@ class Collector:
             now, last = directory.counters_of(slot), self._last[slot]
             if now != last:
                 self._last[slot] = now
-                _add_growth(grown, COUNTERS, now, last)
+                add_growth(grown, COUNTERS, now, last)
         tally = (self._tally.hits, self._tally.no_producer)
         if tally != self._last_tally:
-            _add_growth(grown, TALLIES, tally, self._last_tally)
+            add_growth(grown, TALLIES, tally, self._last_tally)
             self._last_tally = tally
         return grown
 
@@ -115,9 +115,9 @@ class Collector:
         self._times.close()
 
 
-def _add_growth(grown: dict[str, int], names: Iterable[str], now: Sequence[int], last: Sequence[int]) -> None:
+def add_growth(grown: dict[str, int], names: Iterable[str], now: Sequence[int], last: Sequence[int]) -> None:
     for name, new, old in zip(names, now, last, strict=True):
-        if new != old:
+        if new > old:  # a damaged counter may go back, and vLLM's metrics must not
             grown[name] = grown.get(name, 0) + new - old
 
 

@@ -218,3 +218,9 @@ def test_a_reset_makes_everything_from_before_unreadable(writer: Any, reader: St
     writer.put("k", fresh)
     lease = get(reader, "k")
     assert torch.equal(lease.tensor, fresh)
+
+
+def test_pressure_is_a_signal_whatever_the_word_says(reader: Store) -> None:
+    reader.segment.pressure = 2**64 - 1
+    reader.raise_pressure()
+    assert reader.segment.pressure == 0

@@ -57,6 +57,7 @@ with Store.open(sys.argv[1], arena="host", arena_bytes=1 << 16, max_items=16, ro
             try:
                 store.put(key, torch.full((number + 1, 40), float(number)), announce=2)
                 store.settle(key)
+                store.raise_pressure()
                 answers["tensors"] += 1
             except ECIPCError:
                 answers["errors"] += 1
