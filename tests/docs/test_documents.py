@@ -111,3 +111,19 @@ def test_the_keys_of_the_configuration_in_the_readme_are_all_there() -> None:
     text = (REPO / "README.md").read_text()
     assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(config._TYPES)
     assert names.segment_name("x").startswith("/ec_ipc.")
+
+
+def test_the_tests_that_promises_name_exist() -> None:
+    design = (REPO / "DESIGN.md").read_text()
+    table = "\n".join(line for line in design.splitlines() if re.match(r"\| \d+ \|", line))
+    named = {name.strip("`") for name in re.findall(r"`[^`]+`", table)}
+    assert len(named) > 30
+    sources = [path.read_text() for kind in ("*.py", "*.cpp") for path in (REPO / "tests").rglob(kind)]
+    makefile = (REPO / "Makefile").read_text()
+    for name in named:
+        if name.startswith("make "):
+            assert re.search(rf"^{name.removeprefix('make ')}: ", makefile, re.MULTILINE), name
+        elif "/" in name:
+            assert (REPO / name).exists(), name
+        else:
+            assert any(re.search(rf"\b(test_)?{name}\b", source) for source in sources), name
