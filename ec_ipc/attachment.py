@@ -7,6 +7,8 @@ pins, views and copies in flight keep to the one they began with.
 import logging
 import os
 import threading
+import time
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -21,6 +23,18 @@ logger = logging.getLogger(__name__)
 
 # Added to an arena's incarnation in a participant's "mapped" word: it cannot map that arena.
 _UNMAPPABLE = 1 << 48
+# A cause may pass, as memory that is short does: the timer tries again, ever more rarely.
+RETRY_S = 0.5
+MAX_RETRY_S = 60.0
+
+
+@dataclass
+class _Unmappable:
+    """An arena that could not be mapped: when to try again, and the reasons that were said."""
+
+    due: float = 0.0
+    pause_s: float = RETRY_S
+    said: set[str] = field(default_factory=set)
 
 
 class Token(NamedTuple):
@@ -49,7 +63,7 @@ class Attachment:
         self.arena: arena.Arena | None = None
         self._device = device
         self._mappings: dict[tuple[int, int], arena.ArenaMapping] = {}
-        self._unmappable: set[tuple[int, int]] = set()
+        self._unmappable: dict[tuple[int, int], _Unmappable] = {}
         self._mapping_lock = threading.Lock()
         self._publishing: dict[Token, int] = {}  # WRITING here -> reads announced meanwhile
         self._publishing_lock = threading.Lock()
@@ -79,24 +93,41 @@ class Attachment:
 
     def map_arenas(self) -> None:
         """Map every arena that is there and let go of those that are gone. One that cannot be mapped is
-        reported once, and marked so that the engine's scheduler does not wait for it."""
+        reported, once for each reason, and marked so that the engine's scheduler does not wait for it,
+        until a later try succeeds."""
         records = {(r.slot, r.incarnation): r for r in self.segment.arenas()}
         with self._mapping_lock:
             for key in [k for k in self._mappings if k not in records]:
                 del self._mappings[key]  # live views keep the memory
                 self.segment.mark_mapped(key[0], 0)
-            self._unmappable &= records.keys()
-            for key in records.keys() - self._mappings.keys() - self._unmappable:
-                try:
-                    self._map(records[key])
-                except ArenaUnavailable as error:
-                    self._unmappable.add(key)
-                    self.segment.mark_mapped(key[0], key[1] | _UNMAPPABLE)
-                    logger.warning("cannot read from an arena of namespace %s: %s", self.namespace, error)
+            for key in self._unmappable.keys() - records.keys():
+                del self._unmappable[key]
+            for key in records.keys() - self._mappings.keys():
+                self._try_to_map(records[key])
+
+    def _try_to_map(self, record: _core.ArenaRecord) -> None:
+        key = (record.slot, record.incarnation)
+        failed = self._unmappable.get(key)
+        if failed is not None and time.monotonic() < failed.due:
+            return
+        try:
+            self._map(record)
+        except ECIPCError as error:
+            failed = self._unmappable.setdefault(key, _Unmappable())
+            failed.due = time.monotonic() + failed.pause_s
+            failed.pause_s = min(2 * failed.pause_s, MAX_RETRY_S)
+            self.segment.mark_mapped(key[0], key[1] | _UNMAPPABLE)
+            if str(error) not in failed.said:
+                failed.said.add(str(error))
+                logger.warning("cannot read from an arena of namespace %s: %s", self.namespace, error)
+        else:
+            if failed is not None:
+                logger.info("an arena of namespace %s can be read from after all", self.namespace)
 
     def _map(self, record: _core.ArenaRecord) -> arena.ArenaMapping:
         mapping = arena.map_record(record, self.name, self._device)
         self._mappings[record.slot, record.incarnation] = mapping
+        self._unmappable.pop((record.slot, record.incarnation), None)
         self.segment.mark_mapped(record.slot, record.incarnation)
         return mapping
 

@@ -5,11 +5,14 @@ reused under kernels, A5 freed under readers, A6 device order, A7 no peer access
 memory, A10 no IPC at all, A12 running out of events, E6 published too early.
 """
 
+import itertools
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +20,7 @@ import torch
 from cuda_standin import State
 from processes import Peer
 
-from ec_ipc import Store, cuda_arena, cuda_events, cuda_probe, segment
+from ec_ipc import Store, attachment, cuda_arena, cuda_events, cuda_probe, segment
 from ec_ipc._core import Outcome
 from ec_ipc._core import State as EntryState
 from ec_ipc.errors import ArenaUnavailable
@@ -48,6 +51,13 @@ wait()
 def used(store: Store) -> int:
     assert store.drain()
     return sum(store.segment.arena_used(a.slot) for a in store.segment.arenas())
+
+
+def eventually(condition: Callable[[], bool], timeout_s: float = 10) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it has not come about"
+        time.sleep(0.02)
 
 
 @pytest.fixture
@@ -179,6 +189,51 @@ def test_a7_without_peer_access_an_arena_has_nothing_for_this_engine(
         assert store.mapped_by(5, "pd.worker", record.slot, record.incarnation) is None
         assert store.get("k0") is None
         assert store.segment.total_holds() == 0
+
+
+def test_a7_an_arena_that_could_not_be_mapped_is_tried_again(
+    writer: Peer, namespace: str, cuda: State, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attachment, "MAX_RETRY_S", 0.5)
+    cuda.fail["ipcOpenMemHandle"] = "cudaErrorMemoryAllocation: out of memory"
+    with Store.open(namespace, role="pd.worker", engine=5) as store:
+        record = store.segment.arenas()[0]
+
+        def mapped_by() -> int | None:
+            return store.mapped_by(5, "pd.worker", record.slot, record.incarnation)
+
+        store.map_arenas()
+        store.map_arenas()
+        assert cuda.calls.count("ipcOpenMemHandle") == 1, "the second came too early"
+        eventually(lambda: cuda.calls.count("ipcOpenMemHandle") >= 3)
+        assert mapped_by() is None
+        cuda.fail["ipcOpenMemHandle"] = "cudaErrorNotSupported: operation not supported"
+        eventually(lambda: any("operation not supported" in line for line in said))
+        assert sum("cannot be mapped here" in line for line in said) == 2, "once for each reason"
+        cuda.fail.clear()
+        eventually(lambda: mapped_by() == 1)
+        lease = store.get("k0")
+        assert lease is not None and torch.equal(lease.tensor, torch.zeros(100))
+        lease.release()
+
+
+def test_a7_tries_become_rarer(
+    writer: Peer, namespace: str, cuda: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(attachment, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    cuda.fail["ipcOpenMemHandle"] = "cudaErrorMemoryAllocation: out of memory"
+    directory = segment.join(namespace, fingerprint={}, max_items=4096, role="store")
+    at = attachment.Attachment(namespace, directory, None)
+    tried = []
+    for _ in range(400):
+        before = len(cuda.calls)
+        at.map_arenas()
+        if "ipcOpenMemHandle" in cuda.calls[before:]:
+            tried.append(now[0])
+        now[0] += 0.5
+    at.close(0)
+    assert [b - a for a, b in itertools.pairwise(tried)] == [0.5, 1, 2, 4, 8, 16, 32, 60, 60]
 
 
 def test_an_event_is_recorded_on_its_device_whatever_the_threads_is(store: Store, cuda: State) -> None:
