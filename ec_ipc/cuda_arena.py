@@ -4,7 +4,6 @@ The handle names the whole block, and CUDA loses offsets, so the block is the ar
 directory has the offsets. A canary at both ends tells a reader that it has mapped the right one.
 """
 
-import ctypes
 import logging
 import secrets
 import threading
@@ -16,7 +15,7 @@ import torch
 
 from ec_ipc import _core, cuda_runtime, dtypes
 from ec_ipc.arena import Arena, ArenaMapping, Completion
-from ec_ipc.cuda_events import CompletionQueue
+from ec_ipc.cuda_events import CompletionQueue, keep_for_ever
 from ec_ipc.errors import ArenaUnavailable, ECIPCError, SegmentError
 from ec_ipc.segment import CUDA
 
@@ -126,15 +125,16 @@ class _Hold:
 
     def __del__(self) -> None:
         pin, mapping = self._pin, self._mapping
-        if not mapping.completions.after(self._stream, lambda failure: _release(pin, mapping)):
-            # The process ends, and its kernels may still read: the hold ends with its lock byte.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(pin))
+        if not mapping.completions.after(self._stream, lambda failure: _release(pin, mapping, failure)):
+            keep_for_ever(pin, mapping)  # the process ends, and its kernels may still read
 
 
-def _release(pin: _core.Pin, mapping: "CudaArenaMapping") -> None:
+def _release(pin: _core.Pin, mapping: "CudaArenaMapping", failure: ECIPCError | None) -> None:
     """Drop a hold. The mapping is an argument so that it has lived as long."""
-    del mapping
-    pin.release()
+    if failure is not None:
+        keep_for_ever(pin, mapping)
+    else:
+        pin.release()
 
 
 class CudaArenaMapping(ArenaMapping):

@@ -5,12 +5,13 @@ without the GIL. Whoever queues work never waits and makes no event.
 """
 
 import atexit
+import ctypes
 import logging
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ec_ipc import cuda_runtime
 from ec_ipc.errors import ECIPCError
@@ -19,8 +20,30 @@ logger = logging.getLogger(__name__)
 
 EVENTS = 256
 END_TIMEOUT_S = 2.0  # how long the end of the process waits for what the GPU does just then
+# An event that cannot be recorded proves nothing: kernels may still read what an action would give
+# back. So the action stays until an event can be, or until the process ends. One that was recorded and
+# cannot be waited for is tried WAITS times; an error that stays is the context's, which is lost.
+RETRY_S = 0.05
+MAX_RETRY_S = 5.0
+WAITS = 5
 
 Action = Callable[[ECIPCError | None], None]
+
+
+def keep_for_ever(*owners: object) -> None:
+    """Let nothing be given back of what the GPU may still use: it ends with this process, and a hold
+    with its lock byte."""
+    for owner in owners:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(owner))
+
+
+@dataclass
+class _Unrecorded:
+    """What waits for an event on one stream, and when to try again after that failed."""
+
+    actions: list[Action] = field(default_factory=list)
+    due: float = 0.0
+    pause_s: float = RETRY_S
 
 
 @dataclass
@@ -44,7 +67,8 @@ class CompletionQueue:
         with cuda_runtime.on_device(device):
             self._free = [cuda_runtime.create_event() for _ in range(events)]
         self._recorded: deque[_Recorded] = deque()
-        self._unrecorded: list[tuple[int, Action]] = []
+        self._unrecorded: dict[int, _Unrecorded] = {}  # by stream
+        self._said: set[str] = set()
         self._unfinished = 0
         # Views die in any thread, also inside a garbage collection that runs while this is held.
         self._changed = threading.Condition(threading.RLock())
@@ -64,9 +88,11 @@ class CompletionQueue:
             try:
                 with cuda_runtime.on_device(self._device):  # stream 0 is the current device's
                     cuda_runtime.record_event(event, stream)
-            except ECIPCError:
+            except ECIPCError as error:
                 self._free.append(event)
-                raise
+                self._say(error)
+                self.after(stream, action)
+                return
             self._recorded.append(_Recorded(event, [action]))
             self._unfinished += 1
             self._changed.notify_all()
@@ -77,7 +103,7 @@ class CompletionQueue:
         with self._changed:
             if self._stopped or cuda_runtime.shutting_down():
                 return False
-            self._unrecorded.append((stream, action))
+            self._unrecorded.setdefault(stream, _Unrecorded()).actions.append(action)
             self._unfinished += 1
             self._changed.notify_all()
             return True
@@ -108,8 +134,11 @@ class CompletionQueue:
         cuda_runtime.use_device(self._device)
         while True:
             with self._changed:
-                while not (self._recorded or self._unrecorded or self._stopped):
-                    self._changed.wait()
+                while not self._recorded and not self._stopped:
+                    pause_s = self._pause()
+                    if pause_s == 0:
+                        break
+                    self._changed.wait(pause_s)
                 if self._stopped:
                     return
                 self._record_all()
@@ -118,34 +147,62 @@ class CompletionQueue:
                 self._finish(due)
                 del due  # an action owns what it releases: it must not live on while we wait
 
+    def _pause(self) -> float | None:
+        """How long until there is an event to record; None: until somebody says so."""
+        due = min((waiting.due for waiting in self._unrecorded.values()), default=None)
+        return None if due is None else max(0.0, due - time.monotonic())
+
     def _record_all(self) -> None:
         """One event for each stream that has work without one, as far as the pool goes."""
-        waiting, self._unrecorded = self._unrecorded, []
-        by_stream: defaultdict[int, list[Action]] = defaultdict(list)
-        for stream, action in waiting:
-            by_stream[stream].append(action)
-        for stream, actions in by_stream.items():
+        now = time.monotonic()
+        for stream in [stream for stream, waiting in self._unrecorded.items() if waiting.due <= now]:
             if not self._free:
-                self._unrecorded += [(stream, action) for action in actions]
-                continue
+                return
             event = self._free.pop()
+            # Taken out first: a view that dies in a garbage collection during the call is not covered.
+            waiting = self._unrecorded.pop(stream)
             try:
                 cuda_runtime.record_event(event, stream)
             except ECIPCError as error:
                 self._free.append(event)
-                self._call(actions, error)
+                self._say(error)
+                if stream in self._unrecorded:
+                    waiting.actions += self._unrecorded.pop(stream).actions
+                waiting.due = time.monotonic() + waiting.pause_s
+                waiting.pause_s = min(2 * waiting.pause_s, MAX_RETRY_S)
+                self._unrecorded[stream] = waiting
             else:
-                self._recorded.append(_Recorded(event, actions))
+                self._recorded.append(_Recorded(event, waiting.actions))
+
+    def _say(self, error: ECIPCError) -> None:
+        """Once for each reason."""
+        if str(error) not in self._said:
+            self._said.add(str(error))
+            logger.warning(
+                "what the GPU may still use is kept until it is known to be done, at the latest until this "
+                "process ends: %s",
+                error,
+            )
 
     def _finish(self, due: _Recorded) -> None:
-        failure: ECIPCError | None = None
-        try:
-            cuda_runtime.wait_for_event(due.event)
-        except ECIPCError as error:
-            failure = error
-        self._call(due.actions, failure)
+        self._call(due.actions, self._wait(due.event))
         with self._changed:
             self._free.append(due.event)
+
+    def _wait(self, event: int) -> ECIPCError | None:
+        """Until an event has completed; else the error that stayed."""
+        failure: ECIPCError | None = None
+        for turn in range(WAITS):
+            if failure is not None:
+                time.sleep(RETRY_S * turn)
+            try:
+                cuda_runtime.wait_for_event(event)
+            except ECIPCError as error:
+                failure = error
+                self._say(error)
+            else:
+                return None
+        return failure
 
     def _call(self, actions: list[Action], failure: ECIPCError | None) -> None:
         while actions:

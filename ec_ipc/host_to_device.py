@@ -9,7 +9,8 @@ import weakref
 import torch
 
 from ec_ipc import _core, cuda_runtime
-from ec_ipc.errors import ArenaUnavailable
+from ec_ipc.cuda_events import keep_for_ever
+from ec_ipc.errors import ArenaUnavailable, ECIPCError
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def copy(view: torch.Tensor, device: torch.device, mapping: _core.Mapping) -> to
 
     ordinal = cuda_runtime.current_device()
     result = _queue_copy(view, device)
-    completions(ordinal).after_now(cuda_runtime.current_stream(ordinal), lambda failure: _keep(view))
+    completions(ordinal).after_now(cuda_runtime.current_stream(ordinal), lambda failure: _done(view, failure))
     return result
 
 
@@ -33,8 +34,10 @@ def _queue_copy(view: torch.Tensor, device: torch.device) -> torch.Tensor:
     return view.to(device, non_blocking=True)
 
 
-def _keep(view: torch.Tensor) -> None:
-    """Nothing more: the action has kept the view alive until now."""
+def _done(view: torch.Tensor, failure: ECIPCError | None) -> None:
+    """The view, which the action has kept alive until now, may die."""
+    if failure is not None:
+        keep_for_ever(view)
 
 
 def _lock_pages(mapping: _core.Mapping) -> bool:

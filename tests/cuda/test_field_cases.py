@@ -324,6 +324,76 @@ def test_e6_ready_is_set_only_after_the_copy_and_publishing_does_not_wait(store:
     lease.release()
 
 
+def test_a4_a_hold_stays_while_no_event_can_be_recorded(store: Store, cuda: State, said: list[str]) -> None:
+    store.put("k", torch.ones(10))
+    lease = store.get("k")
+    assert lease is not None
+    cuda.fail["eventRecord"] = "cudaErrorStreamCaptureUnsupported: operation not permitted"
+    cuda.calls.clear()
+    lease.release()
+    assert not store.drain(timeout_s=0.5)
+    assert store.segment.total_holds() == 1, "a kernel may still read"
+    assert 2 <= cuda.calls.count("eventRecord") <= 10, "it is tried again, with pauses"
+    assert sum("eventRecord failed" in line for line in said) == 1
+    cuda.fail.clear()
+    assert used(store) == 0 and store.segment.total_holds() == 0
+
+
+def test_a4_a_stream_that_takes_no_event_delays_no_other(store: Store, cuda: State) -> None:
+    leases = {}
+    for stream in (41, 42):
+        store.put(f"k{stream}", torch.ones(10))
+        cuda.current_stream = stream
+        leases[stream] = store.get(f"k{stream}")
+    cuda.bad_streams.add(41)
+    del leases[41]
+    leases.clear()
+    eventually(lambda: store.find("k42") is None)
+    assert store.segment.total_holds() == 1
+    cuda.bad_streams.clear()
+    assert used(store) == 0
+
+
+def test_a4_a_hold_whose_event_never_completes_ends_with_its_process(
+    store: Store, cuda: State, said: list[str]
+) -> None:
+    store.put("k", torch.ones(10))
+    lease = store.get("k")
+    assert lease is not None
+    cuda.fail["eventSynchronize"] = "cudaErrorIllegalAddress: an illegal memory access was encountered"
+    lease.release()
+    assert store.drain()
+    assert store.segment.total_holds() == 1
+    assert sum("eventSynchronize failed" in line for line in said) == 1
+
+
+def test_a_wait_that_fails_once_changes_nothing(store: Store, cuda: State) -> None:
+    cuda.fail["eventSynchronize"] = "cudaErrorStreamCaptureUnsupported: operation not permitted"
+    store.publish("k", torch.ones(10), 1)
+    eventually(lambda: "eventSynchronize" in cuda.calls)
+    cuda.fail.clear()
+    assert store.drain()
+    lease = store.get("k")
+    assert lease is not None and torch.equal(lease.tensor, torch.ones(10))
+    lease.release()
+
+
+def test_e6_an_extent_whose_copy_has_no_event_is_neither_published_nor_free(
+    store: Store, cuda: State
+) -> None:
+    cuda.fail["eventRecord"] = "cudaErrorStreamCaptureUnsupported: operation not permitted"
+    outcome, _ = store.publish("k", torch.ones(10), 1)
+    assert outcome is Outcome.RESERVED
+    found = store.find("k")
+    assert found is not None and found.state == EntryState.WRITING
+    assert not store.drain(timeout_s=0.2)
+    cuda.fail.clear()
+    assert store.drain()
+    found = store.find("k")
+    assert found is not None and found.state == EntryState.READY
+    assert store.settle("k")
+
+
 def test_announcements_that_come_while_it_is_written_are_added(store: Store, cuda: State) -> None:
     cuda.hold_events()
     store.publish("k", torch.ones(10), 1)

@@ -82,6 +82,7 @@ class State:
         self.opened: dict[int, _Block] = {}  # other processes'
         self.event_limit = 10_000
         self.events = 0
+        self.bad_streams: set[int] = set()  # on which no event can be recorded
         self.recorded: list[tuple[int, int]] = []  # (event, stream)
         self.recorded_on: list[int] = []  # the thread's device at that time
         self._gate = threading.Event()
@@ -195,6 +196,8 @@ def eventCreateWithFlags(flags: int) -> int:
 
 def eventRecord(event: int, stream: int) -> None:
     state.begin("eventRecord")
+    if stream in state.bad_streams:
+        raise CUDARuntimeError("cudaErrorInvalidResourceHandle: invalid resource handle")
     state.recorded.append((event, stream))
     state.recorded_on.append(getDevice())
 
