@@ -93,6 +93,7 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("nbytes", [](const PyPin& self) { return self.hold.found().fields.nbytes; })
       .def_prop_ro("dtype", [](const PyPin& self) { return self.hold.found().fields.dtype; })
       .def_prop_ro("shape", [](const PyPin& self) { return to_shape(self.hold.found().fields); })
+      .def_prop_ro("current", [](const PyPin& self) { return self.hold.current(); })
       .def_prop_ro("released", [](const PyPin& self) { return self.hold.released(); })
       .def("attach", &attach, "mapping"_a)
       .def("release", &release);

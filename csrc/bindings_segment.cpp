@@ -219,6 +219,12 @@ void bind_items(SegmentClass& c) {
           },
           "entry"_a, "generation"_a)
       .def(
+          "pin_shared",
+          [](PySegment& s, std::int64_t entry, std::int64_t generation) {
+            return to_pin(s, s.participant->pin_shared(to_token(entry, generation)));
+          },
+          "entry"_a, "generation"_a)
+      .def(
           "settle",
           [](PySegment& s, std::int64_t entry, std::int64_t generation, u64 n) {
             return s.participant->settle(to_token(entry, generation), n);

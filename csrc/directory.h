@@ -138,9 +138,12 @@ class Directory {
   bool readable(const Fields& f) const {
     if (f.epoch != epoch()) return false;
     const std::optional<u64> arena = arena_bytes(f.arena);
-    // Nothing is reserved without bytes, and a view of none cannot be made.
-    if (!arena || f.nbytes == 0 || f.nbytes > *arena || f.offset > *arena - f.nbytes) return false;
-    return shape_product(f.shape, f.rank, f.nbytes).has_value();
+    if (!arena || f.nbytes > *arena || f.offset > *arena - f.nbytes) return false;
+    return makes_sense(f);
+  }
+  // Nothing is reserved without bytes, and a view of none cannot be made.
+  bool makes_sense(const Fields& f) const {
+    return f.nbytes != 0 && shape_product(f.shape, f.rank, f.nbytes).has_value();
   }
 
   // One entry as of one moment, or nothing when it is FREE.
@@ -213,17 +216,25 @@ class Directory {
 
   // Sets the own bit of a READY entry and only then looks whether it is the one that was meant.
   // Not for direct use: Holds counts the views of this process.
-  std::optional<Found> set_bit(u64 i, const Digest* key, std::optional<std::uint32_t> generation) const {
+  // `shared`: somebody is to hold it already, and for as long its bytes are there, whatever has
+  // become of its arena's record and of the epoch.
+  std::optional<Found> set_bit(u64 i, const Digest* key, std::optional<std::uint32_t> generation,
+                               bool shared = false) const {
     const u64 bit = own_bit();
-    const Swap pinned = swap(i, [&](Word w, bool) {
-      return generation && w.generation != *generation ? std::nullopt : step::pin(w, bit);
+    const Swap pinned = swap(i, [&](Word w, bool) -> std::optional<Word> {
+      if (generation && w.generation != *generation) return std::nullopt;
+      if (shared && w.holders == 0) return std::nullopt;
+      return step::pin(w, bit);
     });
     if (!pinned.done) return std::nullopt;
     // SYNC POINT (Reserve::take, Directory::publish): the swap saw READY, so the item's bytes are
     // complete, and from the swap to the unpin nobody can reuse the entry. What was
     // read before the swap may be of an earlier life; what is read now is of this one.
     Found found{{i, pinned.after.generation}, pinned.after, fields(i)};
-    if ((key == nullptr || found.fields.digest == *key) && readable(found.fields)) return found;
+    if ((key == nullptr || found.fields.digest == *key) &&
+        (shared ? makes_sense(found.fields) : readable(found.fields))) {
+      return found;
+    }
     clear_bit(found.token);
     return std::nullopt;
   }

@@ -32,11 +32,9 @@ class Holds {
     return pinned;
   }
 
-  std::optional<Found> pin(Token token) {
-    const std::lock_guard guard(mutex_);
-    if (closed_ || !directory_.contains(token.entry)) return std::nullopt;
-    return pin_locked(token.entry, nullptr, token.generation);
-  }
+  std::optional<Found> pin(Token token) { return pin(token, false); }
+  // A further hold on what another participant, or this one, holds: see Directory::set_bit.
+  std::optional<Found> pin_shared(Token token) { return pin(token, true); }
 
   // True when this was the last hold of a participant that is leaving: the caller ends it.
   bool unpin(Token token) {
@@ -77,6 +75,12 @@ class Holds {
     std::uint32_t generation = 0;
   };
 
+  std::optional<Found> pin(Token token, bool shared) {
+    const std::lock_guard guard(mutex_);
+    if (closed_ || !directory_.contains(token.entry)) return std::nullopt;
+    return pin_locked(token.entry, nullptr, token.generation, shared);
+  }
+
   // True once: whoever asks again while the last hold's thread still gives up the slot must not do
   // so as well, for the slot may be somebody else's by then.
   bool ends() {
@@ -85,17 +89,19 @@ class Holds {
     return true;
   }
 
-  std::optional<Found> pin_locked(u64 i, const Digest* key, std::optional<std::uint32_t> generation) {
+  std::optional<Found> pin_locked(u64 i, const Digest* key, std::optional<std::uint32_t> generation,
+                                  bool shared = false) {
     Local& local = local_[i];
     std::optional<Found> found;
     if (local.count == 0) {
-      found = directory_.set_bit(i, key, generation);
+      found = directory_.set_bit(i, key, generation, shared);
     } else {
       // Our bit is set, so the entry is READY and its fields stand still.
       if (local.count == std::numeric_limits<std::uint32_t>::max()) return std::nullopt;
       if (generation && *generation != local.generation) return std::nullopt;
       found = Found{{i, local.generation}, directory_.word(i), directory_.fields(i)};
-      if ((key != nullptr && found->fields.digest != *key) || !directory_.readable(found->fields)) {
+      if (key != nullptr && found->fields.digest != *key) return std::nullopt;
+      if (!(shared ? directory_.makes_sense(found->fields) : directory_.readable(found->fields))) {
         return std::nullopt;
       }
     }

@@ -130,6 +130,13 @@ std::optional<Found> Participant::pin(Token token) {
   return membership_.holds().pin(token);
 }
 
+std::optional<Found> Participant::pin_shared(Token token) {
+  check_joined();
+  return membership_.holds().pin_shared(token);
+}
+
+bool Participant::readable(const Fields& fields) const { return directory_.readable(fields); }
+
 void Participant::unpin(Token token) noexcept {
   if (forked_.load()) return;
   membership_.unpin(token);

@@ -60,6 +60,8 @@ class Participant {
 
   std::optional<Found> pin(const Digest& key);
   std::optional<Found> pin(Token token);
+  std::optional<Found> pin_shared(Token token);
+  bool readable(const Fields& fields) const;
   // Never throws and does nothing in a forked child: destructors call it.
   void unpin(Token token) noexcept;
 
@@ -109,6 +111,8 @@ class Hold {
   ~Hold() { release(); }
 
   const Found& found() const { return found_; }
+  // Whether a look-up would still lead to it: its arena is there, and its epoch has not passed.
+  bool current() const { return participant_ != nullptr && participant_->readable(found_.fields); }
   bool released() const { return participant_ == nullptr; }
   void release() noexcept {
     if (participant_ != nullptr) participant_->unpin(found_.token);

@@ -97,6 +97,8 @@ class Pin:
     def release(self) -> None:
         """Drop the hold now; once. SegmentError for an attached pin: its buffer may be in use."""
     released: bool
+    current: bool
+    """Whether a look-up would still lead to it: its arena is there, and its epoch has not passed."""
 
 class ArenaRecord:
     slot: int
@@ -162,6 +164,9 @@ class Segment:
     # None also after leave(); SegmentError before join().
     def pin(self, digest: bytes) -> Pin | None: ...
     def pin_token(self, entry: int, generation: int) -> Pin | None: ...
+    def pin_shared(self, entry: int, generation: int) -> Pin | None:
+        """A further hold on what somebody holds. Its bytes are there for as long, so this works also
+        when its arena's record has gone or its epoch has passed since."""
     # True when the token is current, though the counter may be 0 or full; else a late release.
     def settle(self, entry: int, generation: int, n: int = 1) -> bool: ...
     def settle_key(self, digest: bytes, n: int = 1) -> bool: ...

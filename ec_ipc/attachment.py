@@ -97,9 +97,10 @@ class Attachment:
         until a later try succeeds."""
         records = {(r.slot, r.incarnation): r for r in self.segment.arenas()}
         with self._mapping_lock:
-            for key in [k for k in self._mappings if k not in records]:
+            for key in [k for k in self._mappings if k not in records and not self._has_entries(k)]:
                 del self._mappings[key]  # live views keep the memory
-                self.segment.mark_mapped(key[0], 0)
+                if all(slot != key[0] for slot, _ in self._mappings):
+                    self.segment.mark_mapped(key[0], 0)
             for key in self._unmappable.keys() - records.keys():
                 del self._unmappable[key]
             for key in records.keys() - self._mappings.keys():
@@ -123,6 +124,10 @@ class Attachment:
         else:
             if failed is not None:
                 logger.info("an arena of namespace %s can be read from after all", self.namespace)
+
+    def _has_entries(self, key: tuple[int, int]) -> bool:
+        """Whether something in an arena that is gone is held: whoever holds it may yet ask for its bytes."""
+        return any((e.arena_slot, e.arena_incarnation) == key for e in self.segment.entries())
 
     def _map(self, record: _core.ArenaRecord) -> arena.ArenaMapping:
         mapping = arena.map_record(record, self.name, self._device)
@@ -237,7 +242,6 @@ class Attachment:
     def _used_elsewhere(self, slot: int, incarnation: int) -> bool:
         """Whether anybody maps an arena that is no longer in the directory, or holds one of its entries."""
         groups = {(p.engine, p.role) for p in self.segment.participants() if p.alive}
-        return any(self.segment.mapped_by(*group, slot, incarnation) for group in groups) or any(
-            entry.arena_slot == slot and entry.arena_incarnation == incarnation
-            for entry in self.segment.entries()
+        return any(self.segment.mapped_by(*group, slot, incarnation) for group in groups) or (
+            self._has_entries((slot, incarnation))
         )

@@ -63,7 +63,7 @@ def _run(reference: "weakref.ref[Store]", stop: threading.Event) -> None:
             return
         except LockTimeout as error:
             logger.debug("maintenance of namespace %s: %s", store.namespace, error)
-        except ECIPCError as error:
+        except Exception as error:  # torch's too: without this thread nothing of the dead is taken back
             if str(error) not in said:
                 said.add(str(error))
                 logger.warning("maintenance of namespace %s: %s", store.namespace, error)

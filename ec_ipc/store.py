@@ -1,6 +1,8 @@
 """The store: put an embedding once, read it in place from any process, freed by the last reader."""
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -22,6 +24,7 @@ DEFAULT_MAX_ITEMS = 4096
 MAX_ITEMS = 1 << 20
 DEFAULT_READ_TIMEOUT_S = 300.0
 DRAIN_TIMEOUT_S = 30.0
+REMOVED_STAYS_S = 5.0  # a scheduler may have asked its workers for something in a segment just removed
 
 
 class Store:
@@ -50,6 +53,7 @@ class Store:
         self._membership = dict(membership)
         self._at = Attachment(namespace, segment.join(namespace, **membership), device)
         self._fingerprint = self._at.segment.fingerprint
+        self._left: tuple[tuple[Attachment, float], ...] = ()  # removed segments, and when to leave them
         self._arena_kind: str | None = None
         self._maps_eagerly = False
         self._closed = False
@@ -125,6 +129,11 @@ class Store:
     def segment(self) -> _core.Segment:
         """The directory, for questions that this class does not answer."""
         return self._at.segment
+
+    @property
+    def attachment(self) -> Attachment:
+        """What this participant has joined: another one after the segment was removed."""
+        return self._at
 
     # Arenas
 
@@ -217,15 +226,23 @@ class Store:
         at.segment.count("reads")
         return Lease(tensor, key, token)
 
-    def load(self, pin: _core.Pin, device: torch.device) -> torch.Tensor:
-        """A pinned extent where a model on ``device`` can use it: a view that owns the pin from then on,
-        or one asynchronous copy.
+    def load(self, token: Token, device: torch.device) -> torch.Tensor:
+        """What another participant holds for us, where a model on ``device`` can use it: a view with a hold
+        of its own, or one asynchronous copy. Works as long as that hold does: also when the owner has
+        ended, the epoch has passed or the segment was removed since.
 
         Raises:
-            ArenaUnavailable: this process cannot map the arena, or its owner has ended.
+            ArenaUnavailable: nobody holds it, or this process has not mapped its arena.
             SegmentError: the entry's numbers do not fit the arena or each other.
         """
-        return self._at.mapping(pin).load(pin, device)
+        for at in (self._at, *(old for old, _ in self._left)):
+            if at.identity == token.segment:
+                pin = at.segment.pin_shared(token.entry, token.generation)
+                if pin is not None:
+                    return at.mapping(pin).load(pin, device)
+        raise ArenaUnavailable(
+            f"nobody holds entry {token.entry} in its generation {token.generation} any more"
+        )
 
     def settle(self, key: str, n: int = 1) -> bool:
         """Take back ``n`` announcements: reads that will not come. False when there was none."""
@@ -264,6 +281,7 @@ class Store:
 
     def maintain(self) -> None:
         """What the timer does: take back what the dead held, expire, map, let go."""
+        self._leave_removed(time.monotonic())
         if not self._at.is_current():
             self._rejoin()
         segment.collect_dead(self.segment, self.name)
@@ -288,8 +306,15 @@ class Store:
         except BaseException:
             fresh.close(0)
             raise
-        old, self._at = self._at, fresh
-        old.close(DRAIN_TIMEOUT_S)
+        self._left = (*self._left, (self._at, time.monotonic() + REMOVED_STAYS_S))
+        self._at = fresh
+
+    def _leave_removed(self, now: float) -> None:
+        """Leave the removed segments that no step in flight can ask for any more."""
+        due = [at for at, until in self._left if until <= now]
+        self._left = tuple((at, until) for at, until in self._left if until > now)
+        for at in due:
+            at.close(DRAIN_TIMEOUT_S)
 
     def close(self) -> None:
         """Leave the namespace. Live views stay valid, and their holds are dropped as they die."""
@@ -297,6 +322,7 @@ class Store:
             return
         self._closed = True
         self._maintenance.stop()
+        self._leave_removed(math.inf)
         self._at.close(DRAIN_TIMEOUT_S)
 
     def forget(self) -> None:

@@ -36,11 +36,17 @@ class _RequestState:
     last_position: int
     pins: dict[str, Pin] = field(default_factory=dict)  # until the item's load is scheduled
     insurance: dict[str, Pin] = field(default_factory=dict)  # no pixels: against preemption
-    loaded: set[str] = field(default_factory=set)
     settled: set[int] = field(default_factory=set)
     missed: set[str] = field(default_factory=set)
     waiting_since: float | None = None
     failed: bool = False
+
+    def let_go(self) -> None:
+        """Give up everything held."""
+        for held in (self.pins, self.insurance):
+            for pin in held.values():
+                pin.release()
+            held.clear()
 
 
 @dataclass
@@ -48,7 +54,7 @@ class _Step:
     """The loads of one step: held here until every rank of the engine has its own hold."""
 
     pins: dict[str, Pin] = field(default_factory=dict)
-    request_ids: dict[str, str] = field(default_factory=dict)
+    loads: dict[str, Load] = field(default_factory=dict)
 
 
 class ConsumerScheduler:
@@ -68,6 +74,7 @@ class ConsumerScheduler:
         self.eager = config.deallocate_cache
         self.tally = Tally()
         self._store = store
+        self._at = store.attachment  # whose pins the requests have
         self._config = config
         self._engine = engine
         self._worker_role = worker_role
@@ -95,7 +102,7 @@ class ConsumerScheduler:
         state = self._state(request)
         if feature.identifier in state.pins or has_pixels(feature, self._resolver):
             return True
-        self._fail(state, feature.identifier, "its embedding is gone")
+        self._fail_without_pixels(state, feature.identifier, "its embedding is gone")
         return False
 
     def only_announced(self, identifier: str) -> bool:
@@ -117,6 +124,7 @@ class ConsumerScheduler:
             return True
         if state.failed:
             return False
+        self._drop_what_has_passed(state)
         obstacle = None
         for index, feature in needed(request, computed):
             identifier = feature.identifier
@@ -131,21 +139,34 @@ class ConsumerScheduler:
             if absence.may_pass and not self._waited_enough(state):
                 obstacle = absence
             elif not has_pixels(feature, self._resolver):
-                self._fail(state, identifier, absence.reason)
+                self._fail_without_pixels(state, identifier, absence.reason)
                 return False
         if obstacle is not None:
             return False
         state.waiting_since = None
         return True
 
+    def _drop_what_has_passed(self, state: _RequestState) -> None:
+        """A request may wait for long while the owner of what it holds ends, the weights change, or the
+        segment is removed: then it must not read it any more."""
+        if self._store.attachment is not self._at:
+            self._at = self._store.attachment
+            for each in self._requests.values():
+                each.let_go()
+        for held in (state.pins, state.insurance):
+            for identifier in [i for i, pin in held.items() if not pin.current]:
+                held.pop(identifier).release()
+
     def _pin(self, state: _RequestState, index: int, feature: "MultiModalFeatureSpec") -> "_Absence | None":
         """Hold the item for this request; or why not."""
         identifier = feature.identifier
         if is_request_scoped(identifier):
             return _Absence("its identifier is made from a request id, which no encoder shares")
-        pin = self._insured(state, identifier) or self._store.segment.pin(self._store.digest(identifier))
+        directory = self._at.segment
+        digest = self._store.digest(identifier)
+        pin = self._insured(state, identifier) or directory.pin(digest)
         if pin is None:
-            found = self._store.find(identifier)
+            found = directory.find(digest)
             if found is not None and found.state == State.WRITING:
                 return _Absence("it is still being written", may_pass=True)
             if identifier not in state.missed:
@@ -168,7 +189,7 @@ class ConsumerScheduler:
             return unmapped
         state.pins[identifier] = pin
         if identifier not in state.insurance and not has_pixels(feature, self._resolver):
-            insurance = self._store.segment.pin_token(pin.entry, pin.generation)
+            insurance = directory.pin_token(pin.entry, pin.generation)
             if insurance is not None:
                 state.insurance[identifier] = insurance
         return None
@@ -192,11 +213,11 @@ class ConsumerScheduler:
         insurance = state.insurance.get(identifier)
         if insurance is None:
             return None
-        return self._store.segment.pin_token(insurance.entry, insurance.generation)
+        return self._at.segment.pin_token(insurance.entry, insurance.generation)
 
     def _unmapped(self, pin: Pin) -> "_Absence | None":
         """Why a rank of this engine could not read the item; None when every rank can."""
-        mapped = self._store.mapped_by(self._engine, self._worker_role, pin.arena_slot, pin.arena_incarnation)
+        mapped = self._at.mapped_by(self._engine, self._worker_role, pin.arena_slot, pin.arena_incarnation)
         if mapped is None:
             return _Absence("its arena cannot be mapped by a rank of this engine")
         if mapped < self._ranks:
@@ -220,8 +241,7 @@ class ConsumerScheduler:
         pin = state.pins.pop(identifier, None)
         if pin is not None:
             self._next_step.pins[identifier] = pin
-            self._next_step.request_ids[identifier] = request.request_id
-            state.loaded.add(identifier)
+            self._next_step.loads[identifier] = Load(identifier, self._at.token(pin), pin.shape, pin.dtype)
             self.tally.hits += 1
 
     def build_connector_meta(self, output: "SchedulerOutput") -> StepMetadata:
@@ -231,15 +251,13 @@ class ConsumerScheduler:
             pin = step.pins.pop(identifier, None)
             if pin is not None:
                 pin.release()
+                del step.loads[identifier]
         self._steps.append(step)
         self._asking = None
         self._drop_insurance_under_pressure()
         self._freed += output.free_encoder_mm_hashes
         meta = StepMetadata(
-            loads=[
-                Load(identifier, pin.entry, pin.generation, pin.arena_incarnation, pin.shape, pin.dtype)
-                for identifier, pin in step.pins.items()
-            ],
+            loads=list(step.loads.values()),
             freed=self._freed,
         )
         if output.total_num_scheduled_tokens:  # without tokens V1 shows a consumer no metadata
@@ -280,23 +298,25 @@ class ConsumerScheduler:
         return unavailable
 
     def update_connector_output(self, output: "ECConnectorOutput") -> None:
-        """Requests whose item could not be loaded by a rank fail, alone."""
+        """Every request with an item that a rank could not load fails: several may share the load."""
         report = output.ec_connector_worker_meta
         if not isinstance(report, WorkerReport):
             return
         for state in self._requests.values():
-            for identifier in state.loaded & report.failed:
-                self._fail(state, identifier, "a worker could not load it")
+            for identifier in report.failed & {f.identifier for f in state.request.mm_features}:
+                self._fail(state, f"a worker could not load item {identifier}")
 
-    def _fail(self, state: _RequestState, identifier: str, reason: str) -> None:
+    def _fail_without_pixels(self, state: _RequestState, identifier: str, reason: str) -> None:
+        self._fail(state, f"item {identifier} has no pixels and {reason}")
+
+    def _fail(self, state: _RequestState, reason: str) -> None:
         if state.failed:
             return
         state.failed = True
         self._unavailable.add(state.request.request_id)
         logger.error(
-            "request %s fails: item %s has no pixels and %s; send the request through the encoder again",
+            "request %s fails: %s; send the request through the encoder again",
             state.request.request_id,
-            identifier,
             reason,
         )
 
@@ -305,8 +325,7 @@ class ConsumerScheduler:
         state = self._state(request)
         for index in range(len(request.mm_features)):
             self._settle(state, index)
-        for pin in (*state.pins.values(), *state.insurance.values()):
-            pin.release()
+        state.let_go()
         del self._requests[request.request_id]
         self._unavailable.discard(request.request_id)
         if self._asking is state:
@@ -319,8 +338,7 @@ class ConsumerScheduler:
             for pin in step.pins.values():
                 pin.release()
         for state in self._requests.values():
-            for pin in (*state.pins.values(), *state.insurance.values()):
-                pin.release()
+            state.let_go()
         self._requests.clear()
         self._steps.clear()
         self._store.close()

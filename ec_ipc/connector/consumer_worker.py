@@ -10,7 +10,6 @@ import torch
 
 from ec_ipc import dtypes
 from ec_ipc.connector.metadata import Load, WorkerReport
-from ec_ipc.errors import ArenaUnavailable
 
 if TYPE_CHECKING:
     from ec_ipc.connector.metadata import StepMetadata
@@ -40,6 +39,7 @@ class ConsumerWorker:
         self._store = store
         self._times = times
         self._said_first = False
+        self._said_no_copy = False
         self._copies = copies
         self._device = device
         self._counts_reads = counts_reads
@@ -75,29 +75,24 @@ class ConsumerWorker:
 
     def _load(self, load: Load) -> torch.Tensor:
         begin = time.perf_counter()
-        pin = self._store.segment.pin_token(load.entry, load.generation)
-        if pin is None or pin.arena_incarnation != load.arena:
-            raise ArenaUnavailable("it is not what the scheduler holds: the segment was damaged or replaced")
-        tensor = self._store.load(pin, self._device)
+        tensor = self._store.load(load.token, self._device)
         if self._counts_reads:
             self._store.segment.count("reads")
             self._times.load.append(time.perf_counter() - begin)
-            self._say_first(load, pin.arena_slot)
+            self._say_first(load)
         if self._copies:
             return tensor.clone()
         self._views[load.identifier] = tensor.data_ptr()
         return tensor
 
-    def _say_first(self, load: Load, arena: int) -> None:
+    def _say_first(self, load: Load) -> None:
         if not self._said_first:
             self._said_first = True
             logger.info(
-                "ec_ipc: the hand-over works in namespace %s: item %s, shape %s, is read from the arena of "
-                "slot %d",
+                "ec_ipc: the hand-over works in namespace %s: item %s, shape %s, is read from the arena",
                 self._store.namespace,
                 load.identifier,
                 load.shape,
-                arena,
             )
 
     def _localise_when_quiet(self) -> None:
@@ -114,13 +109,26 @@ class ConsumerWorker:
         if pressure == self._pressure:
             return
         self._pressure = pressure
-        views, self._views = self._views, {}
-        for identifier, address in views.items():
+        for identifier, address in list(self._views.items()):
             view = self._encoder_cache.get(identifier)
-            if view is None or view.data_ptr() != address:
-                continue  # vLLM has let go of it
-            self._encoder_cache[identifier] = view.clone()
-            self._store.segment.count("localised")
+            if view is not None and view.data_ptr() == address:  # else vLLM has let go of it
+                try:
+                    self._encoder_cache[identifier] = view.clone()
+                except RuntimeError as error:  # no memory for a copy: the producer will ask again
+                    self._say_no_copy(str(error))
+                    return
+                self._store.segment.count("localised")
+            del self._views[identifier]
+
+    def _say_no_copy(self, reason: str) -> None:
+        if not self._said_no_copy:
+            self._said_no_copy = True
+            logger.warning(
+                "an arena of namespace %s is short of space, but a view cannot be copied out of it: %s; the "
+                "producer publishes less meanwhile; said once",
+                self._store.namespace,
+                reason,
+            )
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
         """What could not be loaded since the last report."""

@@ -4,15 +4,15 @@ from dataclasses import dataclass, field
 
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorMetadata, ECConnectorWorkerMetadata
 
+from ec_ipc.attachment import Token
+
 
 @dataclass(frozen=True)
 class Load:
     """An item that this step reads. The scheduler holds it until every rank has."""
 
     identifier: str
-    entry: int
-    generation: int
-    arena: int  # incarnation, which no other segment of this name has
+    token: Token
     shape: tuple[int, ...]
     dtype: int
 

@@ -65,14 +65,23 @@ class Collector:
         self._tally = tally
         self._expected = workers + 1
         self._times = TimesReceiver(engine)
+        self._last: list[tuple[int, ...]]
+        self._begin()
+        # A slot's counters outlive its participant: the growth counts from what they are now.
+        self._last = [self._directory.counters_of(slot) for slot in range(MAX_PARTICIPANTS)]
+        self._last_tally = (tally.hits, tally.no_producer)
+
+    def _begin(self) -> None:
+        """In a directory: the first, or the successor of one that was removed."""
+        self._directory = self._store.segment
         self._own: list[int] = []
         self._looked = 0.0
-        # A slot's counters outlive its participant: the growth counts from what they are now.
-        self._last = [store.segment.counters_of(slot) for slot in range(MAX_PARTICIPANTS)]
-        self._last_tally = (tally.hits, tally.no_producer)
+        self._last = [(0,) * len(COUNTERS)] * MAX_PARTICIPANTS
 
     def collect(self) -> dict[str, Any] | None:
         """Plain data for vLLM's stats; None when nothing has happened. Called once a step, which is often."""
+        if self._store.segment is not self._directory:
+            self._begin()
         if len(self._own) < self._expected:
             self._find_own()
         grown = self._growth()
@@ -91,9 +100,8 @@ class Collector:
     def _growth(self) -> dict[str, int]:
         """What has grown since the last call, and by how much."""
         grown: dict[str, int] = {}
-        directory = self._store.segment
         for slot in self._own:
-            now, last = directory.counters_of(slot), self._last[slot]
+            now, last = self._directory.counters_of(slot), self._last[slot]
             if now != last:
                 self._last[slot] = now
                 add_growth(grown, COUNTERS, now, last)
@@ -108,7 +116,7 @@ class Collector:
         if now - self._looked < LOOK_AGAIN_S:
             return
         self._looked = now
-        self._own = [p.slot for p in self._store.segment.participants() if p.engine == self._engine]
+        self._own = [p.slot for p in self._directory.participants() if p.engine == self._engine]
 
     def close(self) -> None:
         """Collect no more."""

@@ -453,7 +453,7 @@ def test_a_host_arena_reaches_a_gpu_by_one_copy_that_keeps_its_view(
         assert pin is not None
         store.settle("k")
         cuda.hold_events()
-        tensor = store.load(pin, torch.device("cuda"))
+        tensor = store.load(store.attachment.token(pin), torch.device("cuda"))
         del pin
         assert torch.equal(tensor, torch.ones(10)) and copied == [torch.device("cuda")]
         assert store.segment.total_holds() == 1, "the copy is still running"

@@ -156,7 +156,7 @@ def test_a_host_arena_reaches_the_gpu_by_a_copy_that_is_not_waited_for(namespace
             torch.cuda.synchronize()
             slow(BUSY_MS)
             busy = mark()
-            tensor = store.load(pin, device)
+            tensor = store.load(store.attachment.token(pin), device)
             del pin
             holds, waited = store.segment.total_holds(), busy.query()
             assert wrong_words(tensor, turn).item() == 0

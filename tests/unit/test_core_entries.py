@@ -404,3 +404,29 @@ def test_a_megabyte_arena_is_used_to_its_last_byte(file: SegmentFile) -> None:
     put(e, 1, MEGABYTE)
     assert e.arena_used(e.slot) == MEGABYTE
     assert reserve(e, 2, 1).outcome == Outcome.ARENA_FULL
+
+
+@pytest.mark.parametrize("passes", ["epoch", "arena"])
+def test_what_somebody_holds_can_be_shared_although_nobody_finds_it_any_more(
+    file: SegmentFile, passes: str
+) -> None:
+    e, scheduler, worker = file.producer(), file.reader(), file.reader()
+    placed = put(e, 1)
+    token = placed.entry, placed.generation
+    assert worker.pin_shared(*token) is None, "nobody holds it"
+    held = scheduler.pin(key(1))
+    assert held is not None and held.current
+    if passes == "epoch":
+        e.bump_epoch()
+    else:
+        assert e.leave(PATIENCE)
+    assert not held.current
+    assert worker.pin_token(*token) is None and worker.pin(key(1)) is None
+    shared = worker.pin_shared(*token)
+    assert shared is not None and shared.offset == held.offset
+    held.release()
+    worker.maintain(PATIENCE)
+    assert worker.total_holds() == 1, "its bytes stay"
+    shared.release()
+    worker.maintain(PATIENCE)
+    assert worker.pin_shared(*token) is None and not list(worker.entries())
