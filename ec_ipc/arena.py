@@ -83,29 +83,28 @@ def create(
         raise ConfigurationError(f"arena {kind!r} is unknown; use one of {', '.join(KINDS)}")
     if nbytes <= 0:
         raise ConfigurationError(f"arena_bytes is {nbytes}; an arena needs at least one byte")
-    if kind == "auto":
-        kind = _choose()
-    if kind == "cuda":
-        from ec_ipc import cuda_arena, cuda_probe
+    if kind != "host" and _can_use_cuda(kind, device):
+        from ec_ipc import cuda_arena
 
-        reason = cuda_probe.obstacle()
-        if reason is not None:
-            raise ArenaUnavailable(
-                f"arena 'cuda' cannot be used here: {reason}; set arena to 'host', or to 'auto'"
-            )
         return cuda_arena.create(segment, nbytes, timeout_s, device)
     from ec_ipc import host_arena
 
     return host_arena.create(segment, name, nbytes, timeout_s)
 
 
-def _choose() -> str:
-    """What ``auto`` takes here. Said, with the reason."""
+def _can_use_cuda(kind: str, device: int | None) -> bool:
+    """Whether an arena is to be in GPU memory. What ``auto`` takes is said, with the reason."""
     from ec_ipc import cuda_probe
 
-    reason = cuda_probe.obstacle()
-    logger.info("arena 'auto' takes %s: %s", *(("host", reason) if reason else ("cuda", "the probe passed")))
-    return "host" if reason else "cuda"
+    reason = cuda_probe.obstacle(device)
+    if kind == "cuda" and reason is not None:
+        raise ArenaUnavailable(
+            f"arena 'cuda' cannot be used here: {reason}; set arena to 'host', or to 'auto'"
+        )
+    if kind == "auto":
+        takes = ("host", reason) if reason else ("cuda", "the probe passed")
+        logger.info("arena 'auto' takes %s: %s", *takes)
+    return reason is None
 
 
 def map_record(record: _core.ArenaRecord, name: str, device: int | None) -> ArenaMapping:

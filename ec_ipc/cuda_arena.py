@@ -60,7 +60,7 @@ class CudaArena(Arena):
             )
             self._completions = completions(device)
         except BaseException:
-            cuda_runtime.free(self._base)
+            cuda_runtime.free(self._base, device)
             raise
         _own[self.handle] = self._base
 
@@ -96,7 +96,7 @@ class CudaArena(Arena):
                 )
                 return
             time.sleep(0.02)
-        cuda_runtime.free(self._base)
+        cuda_runtime.free(self._base, self.device)
 
 
 class _OpenHandle:
@@ -167,8 +167,9 @@ def create(
     segment: _core.Segment, nbytes: int, timeout_s: float, device: int | None
 ) -> tuple[CudaArena, CudaArenaMapping]:
     """Allocate on a device, and write the record into the directory."""
-    device = _use(device)
-    arena = CudaArena(nbytes, device)
+    device = cuda_runtime.current_device() if device is None else device
+    with cuda_runtime.on_device(device):
+        arena = CudaArena(nbytes, device)
     try:
         segment.set_arena(
             CUDA, nbytes, cuda_runtime.device_uuid(device), arena.handle, arena.canary, timeout_s
@@ -176,7 +177,8 @@ def create(
         record = segment.arena(segment.slot)
         if record is None:
             raise SegmentError(f"the arena of slot {segment.slot} has vanished; the segment is damaged")
-        mapping = CudaArenaMapping(_own[arena.handle], record, device, None)
+        with cuda_runtime.on_device(device):
+            mapping = CudaArenaMapping(_own[arena.handle], record, device, None)
     except BaseException:
         arena.close()
         arena.give_back(lambda: False)
@@ -186,24 +188,17 @@ def create(
 
 def map_record(record: _core.ArenaRecord, device: int | None) -> CudaArenaMapping:
     """Map another participant's arena on this process's device, once; one's own as it is."""
-    device = _use(device)
-    with _lock:
-        own = _own.get(record.handle)
-        if own is not None:
-            return CudaArenaMapping(own, record, device, None)
-        handle = _opened.get(record.handle)
-        if handle is None:
-            handle = _open(record, device)
-            _opened[record.handle] = handle
-    return CudaArenaMapping(handle.base, record, device, handle)
-
-
-def _use(device: int | None) -> int:
-    """Make a device this thread's, which may be a timer's that has not chosen one; or take the thread's."""
-    if device is None:
-        return cuda_runtime.current_device()
-    cuda_runtime.use_device(device)
-    return device
+    device = cuda_runtime.current_device() if device is None else device
+    with cuda_runtime.on_device(device):
+        with _lock:
+            own = _own.get(record.handle)
+            if own is not None:
+                return CudaArenaMapping(own, record, device, None)
+            handle = _opened.get(record.handle)
+            if handle is None:
+                handle = _open(record, device)
+                _opened[record.handle] = handle
+        return CudaArenaMapping(handle.base, record, device, handle)
 
 
 def _open(record: _core.ArenaRecord, device: int) -> _OpenHandle:

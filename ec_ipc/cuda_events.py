@@ -64,8 +64,15 @@ class CompletionQueue:
 
     def __init__(self, device: int, events: int = EVENTS) -> None:
         self._device = device
+        self._free: list[int] = []
         with cuda_runtime.on_device(device):
-            self._free = [cuda_runtime.create_event() for _ in range(events)]
+            try:
+                while len(self._free) < events:
+                    self._free.append(cuda_runtime.create_event())
+            except ECIPCError:  # whoever asked may try again
+                for event in self._free:
+                    cuda_runtime.destroy_event(event)
+                raise
         self._recorded: deque[_Recorded] = deque()
         self._unrecorded: dict[int, _Unrecorded] = {}  # by stream
         self._said: set[str] = set()
@@ -131,7 +138,8 @@ class CompletionQueue:
         self._thread.join(END_TIMEOUT_S)
 
     def _run(self) -> None:
-        cuda_runtime.use_device(self._device)
+        while not self._keep_on_device():
+            time.sleep(MAX_RETRY_S)
         while True:
             with self._changed:
                 while not self._recorded and not self._stopped:
@@ -146,6 +154,15 @@ class CompletionQueue:
             if due is not None:
                 self._finish(due)
                 del due  # an action owns what it releases: it must not live on while we wait
+
+    def _keep_on_device(self) -> bool:
+        try:
+            cuda_runtime.keep_on_device(self._device)
+        except ECIPCError as error:
+            self._say(error)
+        else:
+            return True
+        return self._stopped
 
     def _pause(self) -> float | None:
         """How long until there is an event to record; None: until somebody says so."""

@@ -10,10 +10,11 @@ from ec_ipc.errors import ArenaUnavailable
 _SELF_TEST_BYTES = 1 << 12
 
 
-def obstacle() -> str | None:
+def obstacle(device: int | None = None) -> str | None:
     """None when a CUDA arena works here, else the reason, as the rest of a sentence.
 
-    Tries what the arena will do: allocate, and export. Only in a process that may initialise CUDA.
+    Tries what the arena will do: allocate, and export, on a device or the thread's. Only in a process
+    that may initialise CUDA.
     """
     if not torch.cuda.is_available():
         return "torch finds no CUDA device"
@@ -22,11 +23,13 @@ def obstacle() -> str | None:
     try:
         if cuda_runtime.device_count() == 0:
             return "this process sees no GPU"
-        address = cuda_runtime.allocate(_SELF_TEST_BYTES)
-        try:
-            cuda_runtime.export(address)
-        finally:
-            cuda_runtime.free(address)
+        device = cuda_runtime.current_device() if device is None else device
+        with cuda_runtime.on_device(device):
+            address = cuda_runtime.allocate(_SELF_TEST_BYTES)
+            try:
+                cuda_runtime.export(address)
+            finally:
+                cuda_runtime.free(address, device)
     except ArenaUnavailable as error:
         return str(error)
     return None

@@ -6,6 +6,7 @@ before vLLM forks.
 
 import contextlib
 import ctypes
+import functools
 import sys
 from collections.abc import Iterator
 from types import ModuleType
@@ -48,30 +49,73 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """The ordinal of this thread's GPU, as torch has it; another process may call it otherwise. CuPy has
-    a CUDA runtime of its own, which is told."""
-    device = int(torch.cuda.current_device())
-    use_device(device)
-    return device
+    """The ordinal of this thread's GPU, as torch has it; another process may call it otherwise."""
+    return int(torch.cuda.current_device())
 
 
-def use_device(device: int) -> None:
-    """Make a GPU this thread's."""
+def keep_on_device(device: int) -> None:
+    """Make a GPU this thread's for good. For threads of ours."""
     _call("setDevice", device)
+    _exchange_capture_mode(_RELAXED)
 
 
 @contextlib.contextmanager
 def on_device(device: int) -> Iterator[None]:
-    """Let a GPU be this thread's for a while: a call may come from any thread, with any GPU."""
-    before = int(_call("getDevice"))
-    if before == device:
-        yield
-        return
-    use_device(device)
+    """Let a GPU be this thread's for a while: a call may come from any thread, with any GPU, while another
+    thread captures a graph.
+
+    The thread's context is restored, be it none. ``cudaSetDevice`` of the GPU that it would have had next
+    makes a context there, of hundreds of MiB, on a GPU that this process may never have used.
+    """
+    mode = _exchange_capture_mode(_RELAXED)
     try:
-        yield
+        now = int(_call("getDevice"))
+        context = _context()
+        if context and now == device:
+            yield
+            return
+        _call("setDevice", device)
+        try:
+            yield
+        finally:
+            _cupy().cuda.driver.ctxSetCurrent(context)
     finally:
-        use_device(before)
+        if mode is not None:
+            _exchange_capture_mode(mode)
+
+
+def _context() -> int:
+    """The driver's context of this thread; 0: none."""
+    driver = _cupy().cuda.driver
+    try:
+        return int(driver.ctxGetCurrent())
+    except driver.CUDADriverError:
+        return 0  # the driver is not initialised
+
+
+# Calls such as cudaMalloc, cudaIpcOpenMemHandle and cudaEventSynchronize, from any thread, fail while another
+# captures a CUDA graph in the global mode (torch's default), and the capture is lost with them. None of
+# ours has to do with a capture, so they are made in the relaxed mode. It is the driver's, per thread,
+# so that it is one for torch's CUDA runtime and CuPy's; CuPy has no name for it.
+_RELAXED = 2
+
+
+@functools.cache
+def _driver() -> Any:
+    """The driver's library, which CuPy and torch have loaded; None where there is none."""
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+def _exchange_capture_mode(mode: int) -> int | None:
+    """Give this thread another capture mode. The one before; None when that could not be done."""
+    driver = _driver()
+    value = ctypes.c_int(mode)
+    if driver is None or driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(value)) != 0:
+        return None
+    return value.value
 
 
 def device_uuid(device: int) -> bytes:
@@ -89,10 +133,11 @@ def allocate(nbytes: int) -> int:
     return int(_call("malloc", nbytes))
 
 
-def free(address: int) -> None:
-    """Give a block back."""
+def free(address: int, device: int) -> None:
+    """Give a block back to its device."""
     if not shutting_down():
-        _call("free", address)
+        with on_device(device):
+            _call("free", address)
 
 
 def export(address: int) -> bytes:
@@ -133,16 +178,22 @@ def lock_pages(address: int, nbytes: int) -> None:
     _call("hostRegister", address, nbytes, 0)
 
 
-def unlock_pages(address: int) -> None:
+def unlock_pages(address: int, device: int) -> None:
     """Undo ``lock_pages``, before the memory is unmapped."""
     if not shutting_down():
-        _call("hostUnregister", address)
+        with on_device(device):
+            _call("hostUnregister", address)
 
 
 def create_event() -> int:
     """An event without timing, on which a thread can wait without spinning."""
     runtime = _cupy().cuda.runtime
     return int(_call("eventCreateWithFlags", runtime.eventBlockingSync | runtime.eventDisableTiming))
+
+
+def destroy_event(event: int) -> None:
+    """Give an event back."""
+    _call("eventDestroy", event)
 
 
 def record_event(event: int, stream: int) -> None:

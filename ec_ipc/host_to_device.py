@@ -20,11 +20,11 @@ _page_locked: "weakref.WeakKeyDictionary[_core.Mapping, bool]" = weakref.WeakKey
 def copy(view: torch.Tensor, device: torch.device, mapping: _core.Mapping) -> torch.Tensor:
     """A copy on the device, queued on the current stream. The view, and so its hold, is kept until the
     copy has completed."""
-    if not _lock_pages(mapping):
+    ordinal = cuda_runtime.current_device() if device.index is None else device.index
+    if not _lock_pages(mapping, ordinal):
         return view.to(device)
     from ec_ipc.cuda_arena import completions
 
-    ordinal = cuda_runtime.current_device()
     result = _queue_copy(view, device)
     completions(ordinal).after_now(cuda_runtime.current_stream(ordinal), lambda failure: _done(view, failure))
     return result
@@ -40,17 +40,18 @@ def _done(view: torch.Tensor, failure: ECIPCError | None) -> None:
         keep_for_ever(view)
 
 
-def _lock_pages(mapping: _core.Mapping) -> bool:
+def _lock_pages(mapping: _core.Mapping, device: int) -> bool:
     """Page-lock a mapped block, once. Whether it is."""
     locked = _page_locked.get(mapping)
     if locked is None:
         try:
-            cuda_runtime.lock_pages(mapping.address, mapping.nbytes)
+            with cuda_runtime.on_device(device):
+                cuda_runtime.lock_pages(mapping.address, mapping.nbytes)
             locked = True
         except ArenaUnavailable as error:
             locked = False
             logger.warning("copies to the GPU are synchronous: %s", error)
         _page_locked[mapping] = locked
         if locked:
-            weakref.finalize(mapping, cuda_runtime.unlock_pages, mapping.address)
+            weakref.finalize(mapping, cuda_runtime.unlock_pages, mapping.address, device)
     return locked

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_standin import State
+from cuda_standin import CUDARuntimeError, State
+from cuda_standin.runtime import GLOBAL, getDevice, malloc, setDevice
 from processes import Peer
 
 from ec_ipc import Store, attachment, cuda_arena, cuda_events, cuda_probe, segment
@@ -238,13 +239,66 @@ def test_a7_tries_become_rarer(
 
 def test_an_event_is_recorded_on_its_device_whatever_the_threads_is(store: Store, cuda: State) -> None:
     cuda.devices = ["gpu-0", "gpu-1"]
-    cuda.device.number = 1
-    try:
-        store.put("k", torch.ones(10))
-    finally:
-        cuda.device.number = 0
-    assert cuda.recorded_on == [0]
+    setDevice(1)
+    store.put("k", torch.ones(10))
+    assert cuda.recorded_on == [0] and getDevice() == 1
     assert store.settle("k")
+
+
+@pytest.mark.parametrize("arena", ["cuda", "auto"])
+def test_a_worker_on_one_gpu_makes_no_context_on_another(namespace: str, cuda: State, arena: str) -> None:
+    """Its threads have chosen no device, and would have GPU 0."""
+    cuda.devices = ["gpu-0", "gpu-1"]
+    with Peer(WRITER, namespace, "2") as writer:
+        writer.hear()
+        with Store.open(namespace, arena=arena, arena_bytes=ARENA_BYTES, device=1) as store:
+            assert store.segment.arena(store.segment.slot).device == b"gpu-1".ljust(16, b"\0")
+            store.map_arenas()
+            for key in ("k0", "k1"):
+                lease = store.get(key)
+                assert lease is not None
+                thread = threading.Thread(target=lease.release)
+                thread.start()
+                thread.join()
+            store.put("own", torch.ones(10))
+            assert store.settle("own") and store.drain()
+            writer.kill()
+            eventually(lambda: "ipcCloseMemHandle" in cuda.calls)
+        assert "free" in cuda.calls
+        assert cuda.contexts == {1}
+        assert cuda.device.context is None, "the caller's thread has what it had"
+    assert cuda.calls.count("malloc") == 2, "one for the probe, one for good"
+
+
+def test_a_device_that_is_not_there_is_an_obstacle(namespace: str, cuda: State) -> None:
+    with pytest.raises(ArenaUnavailable, match="invalid device ordinal"):
+        Store.open(namespace, arena="cuda", device=1)
+    with Store.open(namespace, arena="auto", arena_bytes=1000, device=1) as store:
+        assert store.segment.arenas()[0].kind == segment.HOST
+
+
+def test_what_happens_while_a_graph_is_captured_neither_fails_nor_spoils_it(
+    writer: Peer, namespace: str, cuda: State
+) -> None:
+    cuda.capturing = True
+    with Store.open(namespace, arena="cuda", arena_bytes=ARENA_BYTES) as store:
+        store.map_arenas()
+        lease = store.get("k0")
+        assert lease is not None
+        del lease
+        assert store.drain() and store.segment.total_holds() == 0
+    assert cuda.captures_lost == 0
+    assert cuda.device.capture_mode == GLOBAL, "the caller's thread has what it had"
+    with pytest.raises(CUDARuntimeError, match="stream is capturing"):  # the control
+        malloc(1)
+    cuda.capturing = False
+
+
+def test_a12_events_that_cannot_be_had_now_are_given_back(store: Store, cuda: State) -> None:
+    before, cuda.event_limit = cuda.events, cuda.events + 10
+    with pytest.raises(ArenaUnavailable, match="out of memory"):
+        cuda_events.CompletionQueue(0)
+    assert cuda.events == before
 
 
 def test_torchs_default_device_changes_nothing(namespace: str, cuda: State) -> None:

@@ -5,6 +5,8 @@ and keeps CUDA's rules where they have broken others:
 
 * a handle names a whole block, whatever address it was taken of;
 * the process that exported a handle cannot open it, and no process can open it twice;
+* a thread's first call makes a context on its device, 0 if it has chosen none, as choosing one does;
+* while another thread captures a graph, calls fail unless the thread's capture mode is relaxed;
 * devices have an order of their own in each process, and an identity (UUID) that is the same in all;
 * without peer access a block of another device cannot be opened;
 * events complete when they are told to, and there is a limit to them;
@@ -16,10 +18,12 @@ and keeps CUDA's rules where they have broken others:
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
+
+from ec_ipc import cuda_runtime
 
 from . import memory, runtime
 from .runtime import CUDARuntimeError, State, state
@@ -49,6 +53,11 @@ def install(**settings: Any) -> State:
     for name in runtime.__all__:
         setattr(functions, name, getattr(runtime, name))
     cuda.runtime = functions  # type: ignore[attr-defined]
+    cuda.driver = SimpleNamespace(  # type: ignore[attr-defined]
+        ctxGetCurrent=runtime.ctxGetCurrent,
+        ctxSetCurrent=runtime.ctxSetCurrent,
+        CUDADriverError=runtime.CUDADriverError,
+    )
     cuda.UnownedMemory = memory.UnownedMemory  # type: ignore[attr-defined]
     cuda.MemoryPointer = memory.MemoryPointer  # type: ignore[attr-defined]
     cupy.cuda = cuda  # type: ignore[attr-defined]
@@ -57,8 +66,11 @@ def install(**settings: Any) -> State:
     if not _originals:
         for name in ("is_available", "current_device", "current_stream"):
             _originals[name] = getattr(torch.cuda, name)
+        _originals["_driver"] = cuda_runtime._driver
+    library = SimpleNamespace(cuThreadExchangeStreamCaptureMode=runtime.cuThreadExchangeStreamCaptureMode)
+    cuda_runtime._driver = lambda: library  # type: ignore[assignment]
     torch.cuda.is_available = lambda: True
-    torch.cuda.current_device = runtime.getDevice
+    torch.cuda.current_device = lambda: state.device.torch
     torch.cuda.current_stream = lambda device=None: _Stream()  # type: ignore[assignment]
     return state
 
@@ -68,5 +80,5 @@ def uninstall() -> None:
     for name in ("cupy", "cupy.cuda", "cupy.cuda.runtime"):
         sys.modules.pop(name, None)
     for name, original in _originals.items():
-        setattr(torch.cuda, name, original)
+        setattr(cuda_runtime if name == "_driver" else torch.cuda, name, original)
     state.let_all_events_complete()

@@ -8,12 +8,14 @@ import mmap
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 __all__ = [
     "CUDARuntimeError",
     "cudaIpcMemLazyEnablePeerAccess",
     "eventBlockingSync",
     "eventCreateWithFlags",
+    "eventDestroy",
     "eventDisableTiming",
     "eventRecord",
     "eventSynchronize",
@@ -36,6 +38,7 @@ __all__ = [
 DIRECTORY = Path("/dev/shm")
 PREFIX = "cuda_standin."
 HANDLE_BYTES = 64
+GLOBAL = 0  # cudaStreamCaptureModeGlobal
 
 cudaIpcMemLazyEnablePeerAccess = 1
 eventBlockingSync = 1
@@ -46,6 +49,20 @@ memcpyDeviceToHost = 2
 
 class CUDARuntimeError(RuntimeError):
     """An error of the runtime, by name."""
+
+
+class CUDADriverError(RuntimeError):
+    """An error of the driver."""
+
+
+class _Thread(threading.local):
+    """What CUDA keeps for each thread."""
+
+    def __init__(self) -> None:
+        self.number = 0  # the runtime's device, in CuPy; torch has a runtime of its own
+        self.torch = 0
+        self.context: int | None = None  # the device whose primary context is current
+        self.capture_mode = GLOBAL
 
 
 class _Block:
@@ -74,7 +91,10 @@ class State:
     def reset(self) -> None:
         self.devices = ["gpu-0"]  # as this process sees them; a name is an identity
         self.peer_access = True
-        self.device = threading.local()
+        self.device = _Thread()
+        self.contexts: set[int] = set()  # devices on which this process has one, for its whole life
+        self.capturing = False  # another thread captures a graph, in the global mode
+        self.captures_lost = 0
         self.current_stream = 7  # torch's, of this thread
         self.fail: dict[str, str] = {}  # function -> CUDA's error
         self.calls: list[str] = []
@@ -102,6 +122,21 @@ class State:
         if function in self.fail:
             raise CUDARuntimeError(self.fail[function])
 
+    def begin_on_device(self, function: str) -> None:
+        """A call that needs a context, and must not be made while a graph is captured."""
+        self.begin(function)
+        if self.device.context is None:
+            self.make_context(self.device.number)
+        if self.capturing and self.device.capture_mode == GLOBAL:
+            self.captures_lost += 1
+            raise CUDARuntimeError(
+                "cudaErrorStreamCaptureUnsupported: operation not permitted when stream is capturing"
+            )
+
+    def make_context(self, device: int) -> None:
+        self.device.context = device
+        self.contexts.add(device)
+
     def new_path(self) -> Path:
         return DIRECTORY / f"{PREFIX}{os.getpid()}.{next(self._numbers)}"
 
@@ -115,12 +150,32 @@ def getDeviceCount() -> int:
 
 
 def getDevice() -> int:
-    return getattr(state.device, "number", 0)
+    context = state.device.context
+    return state.device.number if context is None else context
 
 
 def setDevice(device: int) -> None:
+    """Makes a context there, as it does since CUDA 12."""
     state.begin("setDevice")
+    if not 0 <= device < len(state.devices):
+        raise CUDARuntimeError("cudaErrorInvalidDevice: invalid device ordinal")
     state.device.number = device
+    state.make_context(device)
+
+
+def ctxGetCurrent() -> int:
+    context = state.device.context
+    return 0 if context is None else 1 + context
+
+
+def ctxSetCurrent(ctx: int) -> None:
+    state.device.context = ctx - 1 if ctx else None
+
+
+def cuThreadExchangeStreamCaptureMode(mode: Any) -> int:
+    value = mode._obj
+    state.device.capture_mode, value.value = value.value, state.device.capture_mode
+    return 0
 
 
 def getDeviceProperties(device: int) -> dict[str, bytes]:
@@ -128,21 +183,21 @@ def getDeviceProperties(device: int) -> dict[str, bytes]:
 
 
 def malloc(size: int) -> int:
-    state.begin("malloc")
+    state.begin_on_device("malloc")
     block = _Block(state.new_path(), size)
     state.blocks[block.address] = block
     return block.address
 
 
 def free(ptr: int) -> None:
-    state.begin("free")
+    state.begin_on_device("free")
     block = state.blocks.pop(ptr)
     block.path.unlink(missing_ok=True)
 
 
 def ipcGetMemHandle(devPtr: int) -> bytes:
     """The block's handle, whatever address in it was given: the offset is lost."""
-    state.begin("ipcGetMemHandle")
+    state.begin_on_device("ipcGetMemHandle")
     for block in state.blocks.values():
         if block.address <= devPtr < block.address + block.nbytes:
             name = f"{block.path.name} {state.devices[getDevice()]}"
@@ -151,7 +206,7 @@ def ipcGetMemHandle(devPtr: int) -> bytes:
 
 
 def ipcOpenMemHandle(handle: bytes, flags: int) -> int:
-    state.begin("ipcOpenMemHandle")
+    state.begin_on_device("ipcOpenMemHandle")
     assert flags == cudaIpcMemLazyEnablePeerAccess
     name, device = handle.rstrip(b"\0").decode().split(" ")
     path = DIRECTORY / name
@@ -169,29 +224,35 @@ def ipcOpenMemHandle(handle: bytes, flags: int) -> int:
 
 
 def ipcCloseMemHandle(devPtr: int) -> None:
-    state.begin("ipcCloseMemHandle")
+    state.begin_on_device("ipcCloseMemHandle")
     del state.opened[devPtr]
 
 
 def memcpy(dst: int, src: int, size: int, kind: int) -> None:
-    state.begin("memcpy")
+    state.begin_on_device("memcpy")
     ctypes.memmove(dst, src, size)
 
 
 def hostRegister(ptr: int, size: int, flags: int) -> None:
-    state.begin("hostRegister")
+    state.begin_on_device("hostRegister")
 
 
 def hostUnregister(ptr: int) -> None:
-    state.begin("hostUnregister")
+    state.begin_on_device("hostUnregister")
 
 
 def eventCreateWithFlags(flags: int) -> int:
-    state.begin("eventCreateWithFlags")
+    state.begin_on_device("eventCreateWithFlags")
     state.events += 1
     if state.events > state.event_limit:
+        state.events -= 1
         raise CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
-    return state.events
+    return next(state._numbers)
+
+
+def eventDestroy(event: int) -> None:
+    state.begin("eventDestroy")
+    state.events -= 1
 
 
 def eventRecord(event: int, stream: int) -> None:
@@ -203,5 +264,5 @@ def eventRecord(event: int, stream: int) -> None:
 
 
 def eventSynchronize(event: int) -> None:
-    state.begin("eventSynchronize")
+    state.begin_on_device("eventSynchronize")
     state._gate.wait()
