@@ -13,7 +13,7 @@ from ec_ipc.connector.metadata import Load, WorkerReport
 
 if TYPE_CHECKING:
     from ec_ipc.connector.metadata import StepMetadata
-    from ec_ipc.connector.times import TimesSender
+    from ec_ipc.connector.side_channel import SideChannelSender
     from ec_ipc.store import Store
 
 logger = logging.getLogger(__name__)
@@ -34,10 +34,10 @@ class ConsumerWorker:
         copies: bool,
         device: "torch.device",
         counts_reads: bool,
-        times: "TimesSender",
+        channel: "SideChannelSender",
     ) -> None:
         self._store = store
-        self._times = times
+        self._channel = channel
         self._said_first = False
         self._said_no_copy = False
         self._copies = copies
@@ -78,7 +78,7 @@ class ConsumerWorker:
         tensor = self._store.load(load.token, self._device)
         if self._counts_reads:
             self._store.segment.count("reads")
-            self._times.load.append(time.perf_counter() - begin)
+            self._channel.load.append(time.perf_counter() - begin)
             self._say_first(load)
         if self._copies:
             return tensor.clone()

@@ -22,11 +22,13 @@ class StepMetadata(ECConnectorMetadata):
     """One step's work.
 
     Attributes:
+        step: its number, for what a worker tells of its saves.
         saves: items to publish, each with the number of reads to announce.
         loads: items to read.
         freed: items that vLLM has taken out of its cache since the last step that reached a worker.
     """
 
+    step: int = 0
     saves: dict[str, int] = field(default_factory=dict)
     loads: list[Load] = field(default_factory=list)
     freed: list[str] = field(default_factory=list)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ec_ipc._core import MAX_PARTICIPANTS, Segment
-from ec_ipc.connector.times import LOAD, PUBLISH, TimesReceiver
+from ec_ipc.connector.side_channel import LOAD, PUBLISH, SideChannelReceiver
 from ec_ipc.store import Store
 
 # The directory's counters, by name, and what they count.
@@ -59,12 +59,14 @@ class Tally:
 class Collector:
     """The growth of this engine's counters since the last call."""
 
-    def __init__(self, store: Store, engine: int, tally: Tally, workers: int) -> None:
+    def __init__(
+        self, store: Store, engine: int, tally: Tally, workers: int, channel: SideChannelReceiver
+    ) -> None:
         self._store = store
         self._engine = engine
         self._tally = tally
         self._expected = workers + 1
-        self._times = TimesReceiver(engine)
+        self._channel = channel
         self._last: list[tuple[int, ...]]
         self._begin()
         # A slot's counters outlive its participant: the growth counts from what they are now.
@@ -88,7 +90,7 @@ class Collector:
         if not grown:
             return None
         # A worker sends its times after it has counted and before its step ends.
-        times = self._times.take() if TIMED & grown.keys() else {}
+        times = self._channel.take_times() if TIMED & grown.keys() else {}
         return {
             "namespace": self._store.namespace,
             "counters": grown,
@@ -120,7 +122,7 @@ class Collector:
 
     def close(self) -> None:
         """Collect no more."""
-        self._times.close()
+        self._channel.close()
 
 
 def add_growth(grown: dict[str, int], names: Iterable[str], now: Sequence[int], last: Sequence[int]) -> None:

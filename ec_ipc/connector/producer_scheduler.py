@@ -20,6 +20,7 @@ from ec_ipc.connector.items import TOKEN, is_request_scoped, last_position, need
 from ec_ipc.connector.metadata import StepMetadata
 from ec_ipc.connector.metrics import Collector, Tally
 from ec_ipc.connector.scheduled import scheduled_windows
+from ec_ipc.connector.side_channel import SideChannelReceiver
 from ec_ipc.errors import LockTimeout
 from ec_ipc.store import Store
 
@@ -32,19 +33,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+STEPS_TO_TELL = 100  # steps after which a worker's message will not come any more
+
 _TAKEN_BACK = (RequestStatus.FINISHED_ABORTED, RequestStatus.FINISHED_ERROR)
 _ADDED = (Outcome.ANNOUNCED, Outcome.SATURATED)
 
 
-@dataclass
+@dataclass(eq=False)
 class _RequestState:
     """The announcements of one request, one per occurrence of an item."""
 
     request: "Request"
     last_position: int
     accounted: set[int] = field(default_factory=set)  # occurrences announced or sent to the worker
-    tokens: list[Token] = field(default_factory=list)  # announced here
-    sent: list[str] = field(default_factory=list)  # announced by the worker when it publishes
+    announced: defaultdict[str, list[Token]] = field(default_factory=lambda: defaultdict(list))
+    aborted: bool = False
     waiting_since: float | None = None
     waits_no_more: bool = False
 
@@ -56,13 +59,22 @@ class ProducerScheduler:
     metrics: Collector  # set by ``scheduler.create``
 
     def __init__(
-        self, store: Store, config: ConnectorConfig, space: ArenaSpace, resolver: PlaceholderMetadataResolver
+        self,
+        store: Store,
+        config: ConnectorConfig,
+        space: ArenaSpace,
+        resolver: PlaceholderMetadataResolver,
+        channel: SideChannelReceiver,
     ) -> None:
         self.tally = Tally()
         self._store = store
         self._config = config
         self._space = space
         self._resolver = resolver
+        self._channel = channel
+        self._step = 0
+        # What the worker announces as it publishes: (step, item) -> whose, once for each occurrence.
+        self._sent: defaultdict[tuple[int, str], list[_RequestState]] = defaultdict(list)
         self._requests: dict[str, _RequestState] = {}
         # Announced by has_cache_item, which is not told for whom; update_state_after_alloc is.
         self._unclaimed: defaultdict[str, list[Token]] = defaultdict(list)
@@ -146,7 +158,7 @@ class ProducerScheduler:
             if index in state.accounted:
                 self._store.settle_token(token)  # asked again for the next part of a split item
                 return
-            state.tokens.append(token)
+            state.announced[request.mm_features[index].identifier].append(token)
             state.accounted.add(index)
             self.tally.hits += 1
 
@@ -158,6 +170,7 @@ class ProducerScheduler:
             if (state := self._requests.get(request_id)) is not None
             for index in indices
         }
+        self._step += 1
         saves: defaultdict[str, int] = defaultdict(int)
         for request_id, computed, end in scheduled_windows(output):
             state = self._requests.get(request_id)
@@ -169,18 +182,18 @@ class ProducerScheduler:
                 state.accounted.add(index)
                 if feature.identifier in encoded or not self._announce(state, feature.identifier):
                     saves[feature.identifier] += 1
-                    state.sent.append(feature.identifier)
+                    self._sent[self._step, feature.identifier].append(state)
         for token in (token for tokens in self._unclaimed.values() for token in tokens):
             self._store.settle_token(token)  # its request was not scheduled after all
         self._unclaimed.clear()
         self._space.end_pass()
-        return StepMetadata(saves=dict(saves))
+        return StepMetadata(step=self._step, saves=dict(saves))
 
     def _announce(self, state: _RequestState, identifier: str) -> bool:
         token = self._announced(identifier)
         if token is None:
             return False
-        state.tokens.append(token)
+        state.announced[identifier].append(token)
         return True
 
     def _announced(self, identifier: str) -> Token | None:
@@ -196,8 +209,21 @@ class ProducerScheduler:
         """What E's own cache holds says nothing about the arena."""
 
     def take_unavailable_requests(self) -> set[str]:
-        """A producer always has the pixels."""
+        """A producer always has the pixels. A step has finished, so its worker has told what it saved."""
+        self._learn_what_was_saved()
         return set()
+
+    def _learn_what_was_saved(self) -> None:
+        for step, identifier, token in self._channel.take_saved():
+            for state in self._sent.pop((step, identifier), ()):
+                if token is None:
+                    continue  # skipped
+                if state.aborted:
+                    self._store.settle_token(token)
+                else:
+                    state.announced[identifier].append(token)
+        for key in [key for key in self._sent if key[0] < self._step - STEPS_TO_TELL]:
+            del self._sent[key]  # its message was lost; what it announced is left to the deadline
 
     def update_connector_output(self, output: "ECConnectorOutput") -> None:
         """Nothing to learn: V1 loses a producer's worker metadata, so none is sent."""
@@ -207,10 +233,12 @@ class ProducerScheduler:
 
         An item that is neither WRITING nor READY is left out, so that a proxy keeps its pixels.
         """
+        self._learn_what_was_saved()
         state = self._requests.pop(request.request_id, None)
+        if state is None:
+            return False, None
         if request.status in _TAKEN_BACK:
-            if state is not None:
-                self._take_back(state)
+            self._take_back(state)
             return False, None
         items = collect_ec_item_metadata(request.mm_features, self._resolver)
         published: dict[str, Any] = {}
@@ -218,17 +246,24 @@ class ProducerScheduler:
         for identifier, item in items.items():
             found = self._store.find(identifier)
             # Other rows: a client gave the same uuid to two pictures, and the first is still there.
-            if found is not None and found.shape[:1] == (rows[identifier],):
-                published[identifier] = {**item, TOKEN: list(self._store.token(found))}
+            if found is None or found.shape[:1] != (rows[identifier],):
+                continue
+            token = self._store.token(found)
+            # What is there only because another request announced it is that request's to read.
+            if token in state.announced[identifier] or self._is_untold(state, identifier):
+                published[identifier] = {**item, TOKEN: list(token)}
         return False, published or None
 
+    def _is_untold(self, state: _RequestState, identifier: str) -> bool:
+        """Whether the worker's message on the item was lost: then what is there counts as this request's."""
+        return any(key[1] == identifier and state in states for key, states in self._sent.items())
+
     def _take_back(self, state: _RequestState) -> None:
-        for token in state.tokens:
-            self._store.settle_token(token)
-        for identifier in state.sent:  # what cannot be found yet is left to its deadline
-            found = self._store.find(identifier)
-            if found is not None:
-                self._store.settle_token(self._store.token(found))
+        """Now what is known; what a step in flight announces, when it has told."""
+        state.aborted = True
+        for tokens in state.announced.values():
+            for token in tokens:
+                self._store.settle_token(token)
 
     def shutdown(self) -> None:
         """Leave the namespace. What was announced is left to its readers, or to its deadline."""

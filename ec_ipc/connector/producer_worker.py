@@ -5,12 +5,13 @@ import time
 from typing import TYPE_CHECKING
 
 from ec_ipc._core import Outcome
+from ec_ipc.connector.side_channel import Saved
 
 if TYPE_CHECKING:
     import torch
 
     from ec_ipc.connector.metadata import StepMetadata
-    from ec_ipc.connector.times import TimesSender
+    from ec_ipc.connector.side_channel import SideChannelSender
     from ec_ipc.store import Store
 
 logger = logging.getLogger(__name__)
@@ -23,21 +24,26 @@ _REASONS = {
     Outcome.WRITING_HERE: "it is being written already",
 }
 
+_ANNOUNCED = (Outcome.RESERVED, Outcome.ANNOUNCED, Outcome.SATURATED)
+
 
 class ProducerWorker:
     """Publishes what the scheduler asks for. Never raises into vLLM: an item that cannot be published
     is left out, with a warning once per reason, and counted as ``publish_skipped``."""
 
-    def __init__(self, store: "Store", times: "TimesSender") -> None:
+    def __init__(self, store: "Store", channel: "SideChannelSender") -> None:
         self._store = store
-        self._times = times
+        self._channel = channel
         self._said_first = False
+        self._step = 0
         self._saves: dict[str, int] = {}
         self._said: set[str] = set()
 
     def start_save_caches(self, meta: "StepMetadata", encoder_cache: dict[str, "torch.Tensor"]) -> None:
         """Publish again what this step needs, is cached here, and has been freed meanwhile."""
-        self._saves = dict(meta.saves)
+        for identifier in self._saves:  # of the last step, and never encoded
+            self._channel.saved.append(Saved(self._step, identifier, None))
+        self._step, self._saves = meta.step, dict(meta.saves)
         for identifier in [i for i in self._saves if i in encoder_cache]:
             if self._publish(identifier, encoder_cache) is Outcome.RESERVED:
                 self._store.segment.count("republished")
@@ -50,13 +56,19 @@ class ProducerWorker:
     def _publish(self, identifier: str, encoder_cache: dict[str, "torch.Tensor"]) -> Outcome | None:
         announce = self._saves.pop(identifier)
         begin = time.perf_counter()
+        outcome = token = None
         try:
-            outcome, _ = self._store.publish(identifier, encoder_cache[identifier], announce)
+            outcome, token = self._store.publish(identifier, encoder_cache[identifier], announce)
         except RuntimeError as error:  # ours, and torch's
             self._skip(identifier, str(error))
+        if announce:
+            self._channel.saved.append(
+                Saved(self._step, identifier, token if outcome in _ANNOUNCED else None)
+            )
+        if outcome is None:
             return None
         if outcome is Outcome.RESERVED:
-            self._times.publish.append(time.perf_counter() - begin)
+            self._channel.publish.append(time.perf_counter() - begin)
             if not self._said_first:
                 self._said_first = True
                 logger.info(

@@ -12,6 +12,7 @@ from ec_ipc.connector.consumer_scheduler import ConsumerScheduler
 from ec_ipc.connector.metrics import Collector
 from ec_ipc.connector.producer_scheduler import ProducerScheduler
 from ec_ipc.connector.shared_cache_scheduler import SharedCacheScheduler
+from ec_ipc.connector.side_channel import SideChannelReceiver
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -50,6 +51,7 @@ def create(vllm_config: "VllmConfig", config: ConnectorConfig) -> SchedulerHalf:
     store = identity.open_store(vllm_config, config, identity.scheduler_role(config.role))
     resolver = PlaceholderMetadataResolver(vllm_config.model_config)
     worker_role = identity.worker_role(config.role)
+    channel = SideChannelReceiver(engine)
     half: ProducerScheduler | ConsumerScheduler
     workers = 1
     if config.role == "ec_producer":
@@ -62,13 +64,13 @@ def create(vllm_config: "VllmConfig", config: ConnectorConfig) -> SchedulerHalf:
             getattr(transfer, "mm_encoder_output_widths", {}),  # since vLLM 0.32
             vllm_config.model_config.dtype.itemsize,
         )
-        half = ProducerScheduler(store, config, space, resolver)
+        half = ProducerScheduler(store, config, space, resolver, channel)
     else:
         parallel = vllm_config.parallel_config
         workers = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
         kind = SharedCacheScheduler if config.role == "ec_both" else ConsumerScheduler
         half = kind(store, config, engine, worker_role, workers, resolver)
-    half.metrics = Collector(store, engine, half.tally, workers)
+    half.metrics = Collector(store, engine, half.tally, workers, channel)
     encoder_cache_manager.install(vllm_config, half)
     identity.introduce(store, vllm_config, identity.scheduler_role(config.role))
     if support.both_caches_off(vllm_config):

@@ -9,7 +9,7 @@ from ec_ipc.connector import identity
 from ec_ipc.connector.config import ConnectorConfig
 from ec_ipc.connector.consumer_worker import ConsumerWorker
 from ec_ipc.connector.producer_worker import ProducerWorker
-from ec_ipc.connector.times import TimesSender
+from ec_ipc.connector.side_channel import SideChannelSender
 from ec_ipc.store import Store
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class WorkerHalf:
         self._store: Store | None = None
         self._producer: ProducerWorker | None = None
         self._consumer: ConsumerWorker | None = None
-        self._times = TimesSender(identity.engine_number(vllm_config))
+        self._channel = SideChannelSender(identity.engine_number(vllm_config))
 
     def start_worker_services(self) -> None:
         """Join the namespace; make the arena and map those that are there.
@@ -50,7 +50,7 @@ class WorkerHalf:
         self._store = store
         if publishes:
             store.create_arena(self._arena_kind(), self._config.arena_bytes)
-            self._producer = ProducerWorker(store, self._times)
+            self._producer = ProducerWorker(store, self._channel)
         if reads:
             store.map_arenas()
             self._consumer = ConsumerWorker(
@@ -58,7 +58,7 @@ class WorkerHalf:
                 copies=self._config.read_mode == "copy",
                 device=device,
                 counts_reads=first_rank,
-                times=self._times,
+                channel=self._channel,
             )
         identity.introduce(store, self._vllm_config, identity.worker_role(self._config.role))
 
@@ -89,7 +89,7 @@ class WorkerHalf:
 
     def build_connector_worker_meta(self) -> "WorkerReport | None":
         """At the end of a step."""
-        self._times.flush()
+        self._channel.flush()
         return self._consumer.build_connector_worker_meta() if self._consumer is not None else None
 
     def shutdown(self) -> None:

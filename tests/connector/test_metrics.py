@@ -15,11 +15,19 @@ from prometheus_client.parser import text_string_to_metric_families
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from ec_ipc import notes
+from ec_ipc.attachment import Token
 from ec_ipc.connector import identity
 from ec_ipc.connector.connector import ECIPCConnector
 from ec_ipc.connector.metrics import COUNTERS, GAUGES, HISTOGRAMS, PREFIX, TALLIES, add_growth
 from ec_ipc.connector.prometheus import ECIPCStats
-from ec_ipc.connector.times import LOAD, PUBLISH, TimesReceiver, TimesSender, _address
+from ec_ipc.connector.side_channel import (
+    LOAD,
+    PUBLISH,
+    Saved,
+    SideChannelReceiver,
+    SideChannelSender,
+    _address,
+)
 
 from .lockstep import Item, LockstepEngine, make_request
 
@@ -171,22 +179,34 @@ def test_the_metrics_in_prometheus(
 
 def test_times_come_from_processes_of_this_user_only_and_only_sensible_ones() -> None:
     engine = int.from_bytes(os.urandom(7), "big")
-    receiver, sender = TimesReceiver(engine), TimesSender(engine)
+    receiver, sender = SideChannelReceiver(engine), SideChannelSender(engine)
     sender.publish += [0.5, 0.25]
     sender.load.append(2.0)
     sender.flush()
     raw = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-    for message in (b"", b"X" + bytes(8), b"P123", b"P" + struct.pack("2d", math.nan, -1.0), b"Z"):
+    for message in (
+        b"",
+        b"X" + bytes(8),
+        b"P123",
+        b"P" + struct.pack("2d", math.nan, -1.0),
+        b"Z",
+        b"S[1",
+        b"S[[1]]",
+    ):
         raw.sendto(message, _address(engine))
+    assert receiver.take_times() == {PUBLISH: [0.5, 0.25], LOAD: [2.0]}
+    assert receiver.take_times() == {}
+    saved = [Saved(3, "caf\udcff", None), *(Saved(4, f"{i}", Token(i, 2, 7)) for i in range(300))]
+    sender.saved += saved
+    sender.flush()
+    assert receiver.take_saved() == saved and receiver.take_saved() == []
     sender.flush()  # nothing to send
-    assert receiver.take() == {PUBLISH: [0.5, 0.25], LOAD: [2.0]}
-    assert receiver.take() == {}
-    second = TimesReceiver(engine)  # the address is taken
-    assert second.take() == {}
+    second = SideChannelReceiver(engine)  # the address is taken
+    assert second.take_times() == {}
     receiver.close()
     sender.load.append(1.0)
     sender.flush()  # nobody listens, and nothing is raised
-    assert sender.load == [] and receiver.take() == {}
+    assert sender.load == [] and receiver.take_times() == {}
     raw.close()
 
 
