@@ -89,7 +89,9 @@ def create_app(prefill: str, decode: str) -> FastAPI:
             finally:
                 answer.close()  # a client that hangs up takes D's request along
 
-        return StreamingResponse(pieces(), answer.status, media_type=answer.content_type)
+        # P has read and settled: a refusal (4xx) would tell the proxy to take the announcements back.
+        status = 502 if 400 <= answer.status < 500 else answer.status
+        return StreamingResponse(pieces(), status, media_type=answer.content_type)
 
     return app
 

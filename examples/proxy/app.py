@@ -23,9 +23,11 @@ from proxy.grouping import Encoded
 from proxy.items import brings_embeddings, check_grids, find_items
 from proxy.pool import Pool, probe_forever
 from proxy.rewrite import pd_request
+from proxy.take_back import take_back
 
 log = logging.getLogger("proxy")
 CLIENT_CLOSED_REQUEST = 499
+RETRY_AFTER_S = "5"  # the time between two probes
 T = TypeVar("T")
 
 
@@ -71,7 +73,8 @@ class Proxy:
         """PD's answer. Raises ProxyError.
 
         A 5xx for a request without media may only mean that an embedding is gone, so its items are
-        encoded once more; a request that carries its media is PD's to answer for.
+        encoded once more; a request that carries its media is PD's to answer for. Nothing is encoded
+        while no PD is up, and what was announced for a request that no PD has taken is taken back.
         """
         check_grids(request)
         salt = None if self.settings.reuse_urls else uuid.uuid4().hex
@@ -80,21 +83,30 @@ class Proxy:
         while True:
             encoded = Encoded()
             if items:
-                encoded = await encode(
-                    self.session,
-                    self.encoders,
-                    request,
-                    items,
-                    headers,
-                    timeout_s=self.settings.timeout_s,
-                    fallback=self.settings.fallback,
-                )
+                if not await self.pds.any_up_now(self.session):
+                    raise ProxyError(503, down_sentence(self.pds), retry_after=RETRY_AFTER_S)
+                try:
+                    await encode(
+                        self.session,
+                        self.encoders,
+                        request,
+                        items,
+                        headers,
+                        timeout_s=self.settings.timeout_s,
+                        fallback=self.settings.fallback,
+                        encoded=encoded,
+                    )
+                except BaseException:  # also when the client has left
+                    await take_back(encoded)
+                    raise
             body, bare = pd_request(request, items, encoded, rewrite=self.settings.rewrite)
             try:
                 return await send_to_pd(
                     self.session, self.pds, body, headers, timeout_s=self.settings.timeout_s
                 )
             except EngineFailure as failure:
+                if failure.not_taken:
+                    await take_back(encoded)
                 if not failure.retryable:
                     raise failure.as_error() from failure
                 if not bare:
@@ -104,6 +116,11 @@ class Proxy:
                     raise failure.as_error(gone_sentence(failure)) from failure
                 log.warning("[%s] %s; encoding again", headers.get("X-Request-Id"), failure)
                 again = True
+
+
+def down_sentence(pds: Pool) -> str:
+    reasons = "; ".join(f"{engine.url}: {engine.reason}" for engine in pds.engines)
+    return f"No PD is up, so nothing was encoded ({reasons})."
 
 
 def gone_sentence(failure: EngineFailure) -> str:
@@ -211,7 +228,7 @@ def create_app(settings: Settings) -> FastAPI:
             ]
             for name, pool in pools.items()
         }
-        up = all(any(engine.healthy for engine in pool.engines) for pool in pools.values())
+        up = all(pool.any_up() for pool in pools.values())
         return JSONResponse({"healthy": up, **listed}, status_code=200 if up else 503)
 
     return app

@@ -28,14 +28,14 @@ async def encode(
     *,
     timeout_s: float,
     fallback: bool,
-) -> Encoded:
-    """What the encoders report of `items`.
+    encoded: Encoded,
+) -> None:
+    """Adds to `encoded` what the encoders report of `items`, as they report it.
 
     What an encoder that is down should have encoded goes to another one. What then is not encoded
     has no metadata in the result, so it keeps its media and PD encodes it; without `fallback`, and
     when every encoder refused its items (4xx), that is an error with the encoder's status.
     """
-    encoded = Encoded()
     failures: list[EngineFailure] = []
     succeeded = False
     tried: set[str] = set()
@@ -46,14 +46,13 @@ async def encode(
         pending = []
         results = await asyncio.gather(
             *(
-                _encode_group(session, by_url[url], request, group, headers, timeout_s)
+                _encode_group(session, by_url[url], request, group, headers, timeout_s, encoded)
                 for url, group in groups.items()
             )
         )
         for (url, group), result in zip(groups.items(), results, strict=True):
-            if isinstance(result, Encoded):
+            if result is None:
                 succeeded = True
-                encoded.add(result)
                 continue
             failures.append(result)
             if result.status >= 500 and result.status != 504:
@@ -62,7 +61,6 @@ async def encode(
         pending.sort(key=lambda item: item.index)
     if failures:
         _judge(failures, succeeded=succeeded, unencoded=bool(pending), fallback=fallback, headers=headers)
-    return encoded
 
 
 def _judge(
@@ -93,7 +91,8 @@ async def _encode_group(
     group: Sequence[MediaItem],
     headers: Mapping[str, str],
     timeout_s: float,
-) -> Encoded | EngineFailure:
+    encoded: Encoded,
+) -> EngineFailure | None:
     """Failures are returned, not raised, so that the other groups of the request go on."""
     try:
         with engine.busy():
@@ -116,7 +115,8 @@ async def _encode_group(
         parsed = json.loads(body)
     except ValueError:
         return EngineFailure.no_answer("encoder", engine.url, 502, "answered 200, but not with JSON")
-    return read_answer(group, parsed, positions_known=not takes_audio_from_video(request))
+    encoded.add(read_answer(group, parsed, positions_known=not takes_audio_from_video(request)))
+    return None
 
 
 def _unreachable(engine: Engine, error: Exception) -> EngineFailure:

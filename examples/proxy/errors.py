@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 LONGEST_QUOTE = 2000
+# Refusals that may come of a request that was begun: it took too long, or its client left.
+MAYBE_TAKEN = (408, 499)
 
 
 class ProxyError(Exception):
@@ -39,7 +41,7 @@ class EngineFailure(Exception):
 
     `answer` is what the engine said, in its own words; when it did not answer (`answered` False),
     what happened instead, as the rest of a sentence. `retryable`: the same may work after another
-    encode.
+    encode. `not_taken`: the engine has certainly not begun with the request, nor will it.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class EngineFailure(Exception):
         *,
         answered: bool = True,
         retryable: bool = False,
+        not_taken: bool = False,
         kind: str = "proxy_error",
         param: str | None = None,
         retry_after: str | None = None,
@@ -61,6 +64,7 @@ class EngineFailure(Exception):
         self.answer = answer
         self.answered = answered
         self.retryable = retryable
+        self.not_taken = not_taken
         self.kind = kind
         self.param = param
         self.retry_after = retry_after
@@ -95,6 +99,7 @@ class EngineFailure(Exception):
             param=param,
             retry_after=retry_after,
             retryable=status >= 500,
+            not_taken=400 <= status < 500 and status not in MAYBE_TAKEN,
         )
 
     def as_error(self, sentence: str | None = None) -> ProxyError:

@@ -94,7 +94,9 @@ async def send_to_pd(
             return await _send(session, engine, request, headers, timeout_s)
         except UNREACHABLE as error:
             engine.mark(False, str(error) or type(error).__name__)
-            unreachable.append(EngineFailure.no_answer("PD", engine.url, 502, "cannot be reached", error))
+            unreachable.append(
+                EngineFailure.no_answer("PD", engine.url, 502, "cannot be reached", error, not_taken=True)
+            )
             log.warning("[%s] %s", headers.get("X-Request-Id"), unreachable[-1])
     raise unreachable[-1]
 

@@ -41,6 +41,7 @@ class Engine:
 class Pool:
     def __init__(self, role: str, urls: Sequence[str]) -> None:
         self.engines = [Engine(role, url) for url in urls]
+        self._asking: asyncio.Task[None] | None = None
 
     def candidates(self, exclude: Collection[str] = ()) -> list[Engine]:
         """The healthy engines; when none is, all: what a probe said may be out of date."""
@@ -50,6 +51,18 @@ class Pool:
     def least_busy(self, exclude: Collection[str] = ()) -> Engine | None:
         """Least in flight; in turn where that is equal. None when all are excluded."""
         return min(self.candidates(exclude), key=lambda e: (e.in_flight, e.served), default=None)
+
+    def any_up(self) -> bool:
+        return any(engine.healthy for engine in self.engines)
+
+    async def any_up_now(self, session: aiohttp.ClientSession) -> bool:
+        """Whether one is up. Asks them before it says no: one may just have come up. Callers at the same
+        time ask together."""
+        if not self.any_up():
+            if self._asking is None or self._asking.done():
+                self._asking = asyncio.create_task(self.probe(session))
+            await asyncio.shield(self._asking)
+        return self.any_up()
 
     async def probe(self, session: aiohttp.ClientSession) -> None:
         await asyncio.gather(*(_probe(session, engine) for engine in self.engines))

@@ -18,7 +18,11 @@ from ec_ipc.connector import config
 from ec_ipc.connector.metrics import COUNTERS, GAUGES, HISTOGRAMS, PREFIX, TALLIES
 
 ALL = [block for path in DOCS for block in blocks(path)]
-SOURCES = [*(REPO / "ec_ipc").rglob("*.py"), *(REPO / "csrc").glob("*")]
+SOURCES = [
+    *(REPO / "ec_ipc").rglob("*.py"),
+    *(REPO / "csrc").glob("*"),
+    *(REPO / "examples" / "proxy").glob("*.py"),
+]
 
 
 @pytest.fixture

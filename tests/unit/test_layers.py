@@ -16,7 +16,7 @@ LAYERS = [
     {"names", "keys", "dtypes", "notes"},
     {"shared_memory"},
     {"segment", "cuda_runtime"},
-    {"arena", "lease", "cuda_probe", "cuda_events"},
+    {"arena", "lease", "cuda_probe", "cuda_events", "tokens"},
     {"cuda_arena"},
     {"host_to_device"},
     {"host_arena"},

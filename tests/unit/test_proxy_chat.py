@@ -273,6 +273,29 @@ def test_a_pd_that_is_not_there_is_passed_over_without_encoding_again():
     assert len(e.asked) == len(pd.asked) == 1
 
 
+def test_without_a_pd_that_is_up_nothing_is_encoded():
+    async def work(proxy: Proxy) -> Any:
+        for engine in proxy.pds.engines:
+            engine.url = "http://127.0.0.1:1"
+        await proxy.pds.probe(proxy.session)
+        return await chat(request("a"))(proxy)
+
+    error, (e,), _ = run(work, [encodes], [answers, answers])
+    assert (error.status, error.retry_after) == (503, "5")
+    assert error.sentence.startswith("No PD is up, so nothing was encoded (http://127.0.0.1:1: ")
+    assert e.asked == []
+
+
+def test_a_pd_that_has_just_come_up_is_not_refused():
+    async def work(proxy: Proxy) -> Any:
+        proxy.pds.engines[0].mark(False, "was down")
+        return await asyncio.gather(*(chat(request(name))(proxy) for name in ("a", "b", "c")))
+
+    bodies, _, (pd,) = run(work, [encodes], [answers])
+    assert all(b'"a"' in body for body in bodies)
+    assert len(pd.asked) == 3
+
+
 def test_requests_go_to_the_pd_with_the_fewest_in_flight():
     async def work(proxy: Proxy) -> None:
         await asyncio.gather(*(chat({"messages": []})(proxy) for _ in range(6)))
