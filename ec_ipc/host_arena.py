@@ -1,5 +1,7 @@
 """The arena in host memory: one POSIX shared-memory object, reserved and mapped in full at start."""
 
+import weakref
+
 import torch
 
 from ec_ipc import _core, dtypes, shared_memory
@@ -7,6 +9,10 @@ from ec_ipc.arena import Arena, ArenaMapping, Completion
 from ec_ipc.errors import ArenaUnavailable
 from ec_ipc.names import arena_name
 from ec_ipc.segment import DEFAULT_MODE, HOST
+
+# The block that a view's pin lies in. What is tied to the end of a block, as its page lock is, comes after
+# the last view, and after the last copy, which keeps its view.
+_blocks: "weakref.WeakKeyDictionary[_core.Pin, _core.Mapping]" = weakref.WeakKeyDictionary()
 
 
 class HostArena(Arena):
@@ -41,6 +47,7 @@ class HostArenaMapping(ArenaMapping):
     def view(self, pin: _core.Pin) -> torch.Tensor:
         dtype = dtypes.decode(pin.dtype, pin.shape, pin.nbytes)
         pin.attach(self._mapping)
+        _blocks[pin] = self._mapping
         return torch.frombuffer(pin, dtype=dtype).view(pin.shape)
 
     def load(self, pin: _core.Pin, device: torch.device) -> torch.Tensor:

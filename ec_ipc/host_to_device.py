@@ -53,5 +53,13 @@ def _lock_pages(mapping: _core.Mapping, device: int) -> bool:
             logger.warning("copies to the GPU are synchronous: %s", error)
         _page_locked[mapping] = locked
         if locked:
-            weakref.finalize(mapping, cuda_runtime.unlock_pages, mapping.address, device)
+            # Not when the interpreter ends: copies may still be queued, and the kernel does it.
+            weakref.finalize(mapping, _unlock_pages, mapping.address, device).atexit = False
     return locked
+
+
+def _unlock_pages(address: int, device: int) -> None:
+    try:
+        cuda_runtime.unlock_pages(address, device)
+    except ArenaUnavailable as error:
+        logger.warning("unlocking the pages of a host arena: %s", error)

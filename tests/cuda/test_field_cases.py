@@ -515,3 +515,28 @@ def test_a_host_arena_reaches_a_gpu_by_one_copy_that_keeps_its_view(
         cuda_arena.completions(0).drain(10)
         assert used(store) == 0
         assert cuda.calls.count("hostRegister") == 1
+
+
+def test_pages_stay_locked_until_the_last_view_and_the_last_copy(
+    namespace: str, cuda: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ec_ipc import host_to_device
+
+    monkeypatch.setattr(host_to_device, "_queue_copy", lambda view, device: view.clone())
+    with Store.open(namespace, arena="host", arena_bytes=ARENA_BYTES) as store:
+        for key in ("viewed", "copied"):
+            store.put(key, torch.ones(10))
+        lease = store.get("viewed")
+        pin = store.segment.pin(store.digest("copied"))
+        assert lease is not None and pin is not None and store.settle("copied")
+        cuda.hold_events()
+        store.load(store.attachment.token(pin), torch.device("cuda"))
+        del pin
+        monkeypatch.setattr(store.attachment, "drain", lambda timeout_s: False)  # it would wait for the copy
+    assert "hostRegister" in cuda.calls and "hostUnregister" not in cuda.calls
+    cuda.let_all_events_complete()
+    assert cuda_arena.completions(0).drain(10)
+    assert "hostUnregister" not in cuda.calls, "there is a view"
+    lease.release()
+    del lease
+    eventually(lambda: cuda.calls.count("hostUnregister") == 1)
