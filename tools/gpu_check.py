@@ -375,7 +375,8 @@ def tests_outcome(name: str, seconds: float, status: int | None, output: str) ->
 
 def write_results(facts: dict[str, Any], outcomes: list[Outcome]) -> None:
     """Both files anew, so that a run that is ended from outside leaves what it had."""
-    data = {"facts": facts, "ok": all(o.ok for o in outcomes), "stages": [asdict(o) for o in outcomes]}
+    ok = bool(outcomes) and all(o.ok for o in outcomes) and "obstacle" not in facts
+    data = {"facts": facts, "ok": ok, "stages": [asdict(o) for o in outcomes]}
     (OUT / "results.json").write_text(json.dumps(data, indent=1) + "\n")
     (OUT / "summary.md").write_text(summary(facts, outcomes))
 
@@ -414,6 +415,8 @@ def main(stages: Callable[[], list[Stage]] = stages) -> int:
         obstacle = facts(check)
         if obstacle is not None:
             check.say(f"Nothing can be checked here: {obstacle}.")
+            check.facts["obstacle"] = obstacle
+            write_results(check.facts, check.outcomes)
             return NOTHING_TO_CHECK
         if check.outcomes[0].ok:
             for stage in stages():

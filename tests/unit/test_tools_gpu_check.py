@@ -1,6 +1,7 @@
 """tools/gpu_check.py where there is no GPU: what it says, and how it reads what its stages leave."""
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -71,3 +72,17 @@ def test_without_a_gpu_the_gpu_tests_are_left_out_by_name() -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "tests/gpu/test_load.py"]
     done = subprocess.run(command, cwd=REPO, capture_output=True, text=True)
     assert "not run: " in done.stdout or " passed" in done.stdout
+
+
+def test_where_nothing_can_be_checked_the_results_are_not_ok(
+    gpu_check: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(check: Any) -> None:
+        check.note(gpu_check.Outcome("build", True, 1.0, "ec_ipc can be imported"))
+
+    monkeypatch.setattr(gpu_check, "build", build)
+    monkeypatch.setattr(gpu_check, "facts", lambda check: "there is no GPU")
+    assert gpu_check.main() == gpu_check.NOTHING_TO_CHECK
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert results["ok"] is False and results["facts"]["obstacle"] == "there is no GPU"
+    assert "there is no GPU" in (tmp_path / "summary.md").read_text()
