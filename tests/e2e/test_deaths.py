@@ -11,7 +11,7 @@ import pytest
 from harness import Deployment, Deployments, Reference
 
 from examples.demo.chat import Answer, picture
-from examples.demo.deployment import Topology, is_idle
+from examples.demo.deployment import Topology, is_idle, segments
 
 # What was announced for a request that died with a process is left to its deadline.
 READ_TIMEOUT_S = 8.0
@@ -107,3 +107,15 @@ def test_a_process_of_pd_is_killed_under_traffic(
     engines.decoder.restart()
     engines.decoder.wait_ready()
     served(engines, reference, first + 9)
+
+
+def test_the_segment_is_removed_under_running_engines(engines: Deployment, reference: Reference) -> None:
+    """As by somebody who tidies up /dev/shm: they meet in its successor, and their metrics go on."""
+    served(engines, reference, 390)
+    participants = len(engines.quick_status()["participants"])
+    for path in segments(engines.namespace):
+        path.unlink()
+    engines.wait_until(lambda status: len(status.get("participants", ())) == participants)
+    for seed in range(391, 395):
+        served(engines, reference, seed)
+    assert engines.encoder.healthy() and engines.decoder.healthy()
