@@ -185,8 +185,9 @@ COLUMNS: tuple[tuple[str, Literal["left", "center", "right"], int], ...] = (
 )
 LEGEND = (
     "equal: E and PD answered with the tokens of one engine. encoded: pictures that E encoded for the "
-    "request. reused: those that needed no encoding. shared: what E put into shared memory. copied: "
-    "embeddings that PD copied out of it instead of reading them in place."
+    "request. reused: those that needed no encoding: they were still in shared memory, or, freed there by "
+    "their last reader, in E's own cache, from which E puts them there again. shared: what "
+    "E put into shared memory. copied: embeddings that PD copied out of it instead of reading them in place."
 )
 
 

@@ -14,7 +14,7 @@
 #   ARENA_BYTES the arena of each encoder, see docs/operations.md  (4 GiB; cpu: 64 MiB)
 #   PORT        of the proxy; the engines take the ports after it  (8000)
 #   PYTHON      the interpreter that has vLLM and ec_ipc           (.venv/bin/python, else python3)
-#   LOGS        folder of the logs                                 (a new one in TMPDIR)
+#   LOGS        folder of the logs              (a new one in TMPDIR; --check removes it if all went well)
 #   E_FLAGS, P_FLAGS, D_FLAGS, PD_FLAGS  more flags for the engines of that kind
 
 set -euo pipefail
@@ -121,16 +121,18 @@ proxy() { # FLAGS...: clients talk to this one
 }
 
 stop() {
+    local status=$?
     trap - EXIT INT TERM HUP
     [[ -z ${held:-} ]] || exec {held}>&-
     wait || true
     rm -rf "${scratch:-}"
+    if [[ $check == yes && $status == 0 && -n ${own_logs:-} ]]; then rm -rf "$own_logs"; fi
 }
 
 begin() {
     [[ $dry_run == no ]] || return 0
     scratch=$(mktemp -d)
-    LOGS=${LOGS:-$(mktemp -d)}
+    [[ -n ${LOGS:-} ]] || LOGS=$(mktemp -d) own_logs=$LOGS
     mkdir -p "$LOGS"
     mkfifo "$scratch/lifeline"
     exec {held}<>"$scratch/lifeline" {lifeline}<"$scratch/lifeline"

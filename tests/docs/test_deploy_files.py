@@ -114,6 +114,38 @@ def test_a_script_says_what_it_needs() -> None:
     assert done.returncode == 2 and "--dry-run" in done.stderr
 
 
+# In place of Python: engines and proxy that last until the script lets go, and a check that ends as told.
+PRETENDS = """#!/usr/bin/env bash
+case $* in
+*supervise.py*) echo started; exec cat <&"$3" ;;
+*examples.deploy.check*) exit "$CHECK" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("check", [0, 1])
+def test_a_check_leaves_its_logs_only_when_it_fails(tmp_path: Path, check: int) -> None:
+    python, temporary = tmp_path / "python", tmp_path / "temporary"
+    python.write_text(PRETENDS)
+    python.chmod(0o755)
+    temporary.mkdir()
+    environ = {k: v for k, v in os.environ.items() if k != "LOGS"}
+    environ |= {"PYTHON": str(python), "TMPDIR": str(temporary), "CHECK": str(check), "MODEL": "m"}
+    command = [str(DEPLOY / "1e-1pd.sh"), "--check"]
+    done = subprocess.run(
+        command, env={**environ, "DEVICE": "cpu"}, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == check, done.stderr
+    logs = [path.name for path in temporary.rglob("*.log")]
+    assert sorted(logs) == ([] if check == 0 else ["E.log", "PD.log", "proxy.log"])
+    assert len(list(temporary.iterdir())) == check
+    mine = tmp_path / "mine"
+    subprocess.run(
+        command, env={**environ, "DEVICE": "cpu", "LOGS": str(mine)}, capture_output=True, timeout=60
+    )
+    assert (mine / "E.log").exists(), "a folder that was given stays"
+
+
 def test_the_compose_file_follows_its_schema() -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     done = subprocess.run([*command, str(DEPLOY / "compose.yaml")], capture_output=True, text=True)
@@ -122,9 +154,18 @@ def test_the_compose_file_follows_its_schema() -> None:
 
 def test_the_engines_of_the_compose_file_share_what_they_must() -> None:
     services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
-    assert services["e"]["ipc"] == "shareable" and services["e"]["shm_size"]
-    assert services["pd"]["ipc"] == services["pd"]["pid"] == "service:e"
+    assert services["pause"]["ipc"] == "shareable" and services["pause"]["shm_size"]
+    for name in ("e", "pd"):
+        assert services[name]["ipc"] == services[name]["pid"] == "service:pause"
+    assert services["proxy"]["ipc"] == "service:pause"
     check_engines(services["e"]["command"], services["pd"]["command"])
+
+
+def test_an_engine_of_the_compose_file_may_end_alone() -> None:
+    services = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    holders = {services[name][kind] for name in ("e", "pd") for kind in ("ipc", "pid")}
+    assert holders == {"service:pause"}, "an engine whose namespaces another one holds ends with it"
+    assert services["pause"]["entrypoint"] == ["sleep", "infinity"] and "command" not in services["pause"]
 
 
 def test_the_pod_follows_its_schema() -> None:
@@ -139,8 +180,8 @@ def test_the_engines_of_the_pod_share_what_they_must() -> None:
     spec = yaml.safe_load((DEPLOY / "pod.yaml").read_text())["spec"]
     assert spec["shareProcessNamespace"] is True
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "16Gi"}} in spec["volumes"]
-    e, pd, _ = spec["containers"]
-    for container in (e, pd):
+    e, pd, proxy = spec["containers"]
+    for container in (e, pd, proxy):
         assert {"name": "shm", "mountPath": "/dev/shm"} in container["volumeMounts"]
     check_engines(e["args"], pd["args"])
 

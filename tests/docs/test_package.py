@@ -60,6 +60,21 @@ def test_the_sdist_has_what_is_needed_to_build(built: dict[str, Path]) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"CMakeLists.txt", "setup.py", "csrc/layout.h", "csrc/bindings.cpp", "LICENSE"} <= names
     assert not any(name.endswith(".so") or ".venv" in name for name in names)
+    makefile = (REPO / "Makefile").read_text()
+    assert "Makefile" in names and "tests/conftest.py" in names and ".clang-format" in names
+    for script in re.findall(r"\b(?:tools|tests|benchmarks)/[\w/]+\.(?:py|cpp)", makefile):
+        assert script in names, f"the Makefile runs {script}"
+    modules = {name.removesuffix(".py").replace("/", ".") for name in names}
+    for module in re.findall(r" -m ((?:examples|benchmarks)\.[\w.]+)", makefile):
+        assert module in modules or module.endswith("bench_"), f"the Makefile runs {module}"
+
+
+def test_an_image_gets_nothing_that_git_ignores() -> None:
+    left_out = {
+        line.strip("/").removeprefix("**/") for line in (REPO / ".dockerignore").read_text().split("\n")
+    }
+    for line in (REPO / ".gitignore").read_text().split():
+        assert line.strip("/") in left_out, line
 
 
 def test_the_wheel_is_typed_and_complete(built: dict[str, Path]) -> None:
