@@ -97,6 +97,8 @@ def _can_use_cuda(kind: str, device: int | None) -> bool:
     from ec_ipc import cuda_probe
 
     reason = cuda_probe.obstacle(device)
+    if kind == "auto" and reason is None:
+        reason = cuda_probe.no_peers()
     if kind == "cuda" and reason is not None:
         raise ArenaUnavailable(
             f"arena 'cuda' cannot be used here: {reason}; set arena to 'host', or to 'auto'"

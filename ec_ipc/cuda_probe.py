@@ -35,6 +35,17 @@ def obstacle(device: int | None = None) -> str | None:
     return None
 
 
+def no_peers() -> str | None:
+    """Why others could not map the arena, as far as can be known here: which GPU a reader uses cannot.
+    None where nothing speaks against it."""
+    try:
+        if cuda_runtime.have_peers():
+            return None
+    except ArenaUnavailable as error:
+        return str(error)
+    return "no two of the GPUs here have peer access; where all engines share one GPU, set arena to 'cuda'"
+
+
 def is_wsl() -> bool:
     """Whether the kernel is that of the Windows Subsystem for Linux."""
     try:

@@ -1,4 +1,4 @@
-"""The one place that calls the CUDA runtime, through CuPy, and only when a CUDA arena is used.
+"""The one place that calls CUDA, through CuPy but for one function, and only when a CUDA arena is used.
 
 CuPy is imported on the first call, in a worker process: importing it earlier would initialise CUDA
 before vLLM forks.
@@ -46,6 +46,13 @@ def shutting_down() -> bool:
 def device_count() -> int:
     """How many GPUs this process sees."""
     return int(_call("getDeviceCount"))
+
+
+def have_peers() -> bool:
+    """Whether any two of the GPUs that this process sees can read each other's memory, or it sees one."""
+    devices = range(device_count())
+    pairs = [(one, other) for one in devices for other in devices if one != other]
+    return not pairs or any(_call("deviceCanAccessPeer", *pair) for pair in pairs)
 
 
 def current_device() -> int:

@@ -335,6 +335,22 @@ def test_a10_auto_takes_cuda_where_the_probe_passes(namespace: str, cuda: State)
         assert store.segment.arenas()[0].kind == segment.CUDA
 
 
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_a7_auto_takes_the_host_where_no_two_gpus_are_peers(
+    namespace: str, cuda: State, said: list[str], gpus: int
+) -> None:
+    cuda.devices, cuda.peer_access = [f"gpu-{i}" for i in range(gpus)], False
+    with Store.open(namespace, arena="auto", arena_bytes=1000) as store:
+        assert store.segment.arenas()[0].kind == (segment.CUDA if gpus == 1 else segment.HOST)
+    assert any("no two of the GPUs here have peer access" in line for line in said) == (gpus == 2)
+
+
+def test_a7_what_is_asked_for_is_taken(namespace: str, cuda: State) -> None:
+    cuda.devices, cuda.peer_access = ["gpu-0", "gpu-1"], False
+    with Store.open(namespace, arena="cuda", arena_bytes=1000) as store:
+        assert store.segment.arenas()[0].kind == segment.CUDA
+
+
 def test_a10_wsl_is_known_to_have_no_ipc(cuda: State, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_probe, "is_wsl", lambda: True)
     assert cuda_probe.obstacle() == "CUDA IPC is not supported under WSL2"

@@ -13,6 +13,7 @@ from typing import Any
 __all__ = [
     "CUDARuntimeError",
     "cudaIpcMemLazyEnablePeerAccess",
+    "deviceCanAccessPeer",
     "eventBlockingSync",
     "eventCreateWithFlags",
     "eventDestroy",
@@ -176,6 +177,11 @@ def cuThreadExchangeStreamCaptureMode(mode: Any) -> int:
     value = mode._obj
     state.device.capture_mode, value.value = value.value, state.device.capture_mode
     return 0
+
+
+def deviceCanAccessPeer(device: int, peerDevice: int) -> int:
+    state.begin("deviceCanAccessPeer")
+    return int(state.peer_access)
 
 
 def getDeviceProperties(device: int) -> dict[str, bytes]:
