@@ -8,7 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from gpu_programs import GPU
 from gpu_work import content, eventually, get, mark, slow, used, warm_stream, warm_up, wrong_words
+from processes import Peer
 
 from ec_ipc import Store, cuda_events, cuda_runtime, host_to_device
 from ec_ipc._core import Outcome, State
@@ -119,6 +121,55 @@ def test_without_the_event_the_same_read_sees_what_came_after(store: Store) -> N
     extent.zero_()  # as a writer would that was told too early
     assert wrong.item() == view.numel()
     pin.release()
+
+
+CAPTURED_READS = (
+    GPU
+    + """
+store = Store.open(sys.argv[1], arena="cuda", arena_bytes=64 << 20)
+for i in range(2):
+    store.put(f"k{i}", content(i), announce=1)
+say("put"); wait()
+store.close()
+"""
+)
+
+
+def test_threads_of_ours_go_on_while_a_graph_is_captured(namespace: str) -> None:
+    """In the global mode, torch's default, a call to CUDA from another thread ends the capture."""
+    numbers = torch.zeros(8, device="cuda")
+    with Peer(CAPTURED_READS, namespace) as writer:
+        assert writer.hear() == "put"
+        with Store.open(namespace, device=0) as store:
+            pin = store.segment.pin(store.digest("k1"))
+            assert pin is not None and store.settle("k1")
+            token = store.attachment.token(pin)
+            graph = torch.cuda.CUDAGraph()
+            failed: list[BaseException] = []
+
+            def work() -> None:
+                try:
+                    store.map_arenas()
+                    view = store.load(token, torch.device("cuda"))
+                    del view
+                    assert store.drain()
+                except BaseException as error:
+                    failed.append(error)
+
+            with torch.cuda.graph(graph):
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+                numbers += 1
+            assert not failed, failed
+            pin.release()
+            graph.replay()
+            assert numbers.sum().item() == 8, "the capture was lost"
+            lease = get(store, "k0")
+            assert wrong_words(lease.tensor, 0).item() == 0
+            lease.release()
+        writer.tell()
+        writer.join()
 
 
 def test_events_come_from_a_fixed_pool(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
