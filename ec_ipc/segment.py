@@ -217,10 +217,11 @@ def reap(namespace: str) -> str:
         return "nobody lived in it; removed"
 
 
-def remove(namespace: str) -> str:
+def remove(namespace: str, lock_timeout_s: float = LOCK_TIMEOUT_S) -> str:
     """Remove a namespace, whatever its layout. Says what it did.
 
     Raises:
+        LockTimeout: another process holds the creator's lock byte for too long.
         SegmentError: a participant is alive; the message has its pid.
     """
     name = segment_name(namespace)
@@ -230,7 +231,7 @@ def remove(namespace: str) -> str:
         return f"removed {orphans} arenas that had no segment" if orphans else "there is none"
     try:
         shared_memory.check_owner(fd, name)
-        _core.lock_creator(fd, LOCK_TIMEOUT_S)  # nobody joins from here on; closing fd gives it back
+        _core.lock_creator(fd, lock_timeout_s)  # nobody joins from here on; closing fd gives it back
         if not shared_memory.is_current(fd, name):
             return "there is none"
         if _core.anyone_alive(fd):
@@ -243,23 +244,28 @@ def remove(namespace: str) -> str:
         os.close(fd)
 
 
+def _living(namespace: str) -> list[_core.ParticipantRecord]:
+    directory = attach(namespace)
+    return [p for p in directory.participants() if p.alive] if directory is not None else []
+
+
 def _who(namespace: str) -> str:
     try:
-        directory = attach(namespace)
+        living = _living(namespace)
     except SegmentError:
         return "of another layout"
-    living = [p for p in directory.participants() if p.alive] if directory is not None else []
     return ", ".join(f"pid {p.pid}, {p.role}" for p in living) or "a participant has not yet left"
 
 
-def remove_abandoned() -> int:
-    """Remove each namespace of this user in which nobody lives. Returns how many are in use."""
-    in_use = 0
+def remove_abandoned(lock_timeout_s: float = LOCK_TIMEOUT_S) -> set[int]:
+    """Remove each namespace of this user in which nobody lives, except one whose lock byte somebody holds
+    for longer. Returns the pids of those who live in the others."""
+    living: set[int] = set()
     for namespace in names.namespaces():
-        try:
-            remove(namespace)
-        except FileNotFoundError:
-            pass
-        except ECIPCError:
-            in_use += 1
-    return in_use
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                remove(namespace, lock_timeout_s)
+            except ECIPCError:
+                with contextlib.suppress(ECIPCError):
+                    living |= {participant.pid for participant in _living(namespace)}
+    return living

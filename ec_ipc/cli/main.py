@@ -1,4 +1,4 @@
-"""``ec-ipc``: look at what engines on this node share, find what is wrong, clean up what is dead."""
+"""The ``ec-ipc`` command line: what each command takes, prints and ends with."""
 
 import json
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from ec_ipc import names, segment
+from ec_ipc import __version__, names, segment
 from ec_ipc.cli import doctor as examination
 from ec_ipc.cli import status as status_report
 from ec_ipc.cli import tables, top_frames
@@ -17,10 +17,27 @@ EXIT_CODES = (
     "2 the command line is wrong."
 )
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, help=__doc__, epilog=EXIT_CODES)
+HELP = "Look at what engines on this node share, find what is wrong, clean up what is dead."
+
+app = typer.Typer(no_args_is_help=True, add_completion=True)
 
 Namespace = Annotated[str | None, typer.Option(help="Only this namespace.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on standard output.")]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ec-ipc {__version__}")
+        raise typer.Exit
+
+
+@app.callback(help=HELP, epilog=EXIT_CODES)
+def command_line(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """What stands before a command."""
 
 
 def _say(error: str) -> None:
@@ -61,7 +78,8 @@ def status(namespace: Namespace = None, as_json: AsJson = False) -> None:
     else:
         console = Console()
         if not report["namespaces"]:
-            console.print("no namespace of this user exists now")
+            sentence = status_report.nothing(namespace, bool(complaints.said))
+            console.print(sentence, highlight=False, markup=False, soft_wrap=True)
         for found in report["namespaces"]:
             console.print(tables.status(found))
     if namespace is not None and complaints.said:

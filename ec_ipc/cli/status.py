@@ -34,6 +34,13 @@ def attached(
             yield name, directory
 
 
+def nothing(namespace: str | None, left_out: bool) -> str:
+    """Why no namespace is shown; ``left_out``: at least one could not be read."""
+    if namespace is not None:
+        return f"namespace {namespace} cannot be read" if left_out else f"no namespace {namespace} exists now"
+    return "no namespace of this user can be read" if left_out else "no namespace of this user exists now"
+
+
 def collect(namespace: str | None = None, unreadable: Complaint | None = None) -> dict[str, Any]:
     """The documented schema, as plain data. For its arguments and errors see ``attached``."""
     return {"namespaces": [describe(name, found) for name, found in attached(namespace, unreadable)]}

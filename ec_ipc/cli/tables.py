@@ -15,16 +15,15 @@ STYLES = {Level.OK: "green", Level.INFO: "cyan", Level.WARNING: "yellow", Level.
 def status(found: dict[str, Any]) -> Table:
     """One namespace of ``status``."""
     table = Table(title=f"namespace {found['name']}", show_header=False, title_justify="left")
+    table.add_row("fingerprint", f"{found['fingerprint'][:16]}..., layout {found['layout']}")
     for participant in found["participants"]:
         alive = "alive" if participant["alive"] else "dead"
         table.add_row(
             f"participant {participant['slot']}", f"{participant['role']}, pid {participant['pid']}, {alive}"
         )
     for arena in found["arenas"]:
-        table.add_row(
-            f"arena of {arena['owner']}",
-            f"{arena['kind']} on {arena['device']}, {arena['used_bytes']} of {arena['bytes']} bytes used",
-        )
+        used = f"{size(arena['used_bytes'])} of {size(arena['bytes'])} used"
+        table.add_row(f"arena of {arena['owner']}", f"{arena['kind']} on {arena['device']}, {used}")
     entries = found["entries"]
     table.add_row(
         "entries", f"{entries['ready']} ready, {entries['writing']} writing, of {entries['capacity']}"
@@ -32,7 +31,7 @@ def status(found: dict[str, Any]) -> Table:
     table.add_row("holds", str(found["holds"]))
     table.add_row("announced", str(found["announced"]))
     for counter, value in found["counters"].items():
-        table.add_row(counter, str(value))
+        table.add_row(counter, size(value) if counter.startswith("bytes_") else str(value))
     return table
 
 

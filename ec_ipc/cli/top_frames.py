@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ec_ipc.cli import status
 from ec_ipc.cli.tables import size
+from ec_ipc.errors import ECIPCError
 
 BAR_WIDTH = 30
 
@@ -61,18 +62,23 @@ def run(
 
 
 def _frames(namespace: str | None, interval: float, unreadable: status.Complaint) -> Iterator[Group]:
-    before = look(namespace, unreadable)
+    left_out: set[str] = set()
+
+    def complain(name: str, error: ECIPCError) -> None:
+        left_out.add(name)
+        unreadable(name, error)
+
+    before = look(namespace, complain)
     while True:
         time.sleep(interval)
-        now = look(namespace, unreadable)
-        yield frame(before, now)
+        left_out.clear()
+        now = look(namespace, complain)
+        yield frame(before, now) if now else Group(Text(status.nothing(namespace, bool(left_out))))
         before = now
 
 
 def frame(before: dict[str, Look], now: dict[str, Look]) -> Group:
-    """All namespaces, or a line that there is none."""
-    if not now:
-        return Group(Text("no namespace of this user exists now"))
+    """All namespaces."""
     return Group(*(_namespace(before.get(name), seen) for name, seen in now.items()))
 
 
@@ -138,7 +144,8 @@ def _rates(before: Look | None, seen: Look) -> Text:
     seconds = max(seen.at - before.at, 1e-9)
     grown = growth(before, seen)
     words = [f"{label} {grown[counter] / seconds:.1f}/s" for counter, label in RATES]
-    return Text(f"{', '.join(words)}, {size(grown['bytes_published'] / seconds)}/s written")
+    written = f"{size(grown['bytes_published'] / seconds)}/s written"
+    return Text(", ".join([*words[:3], written]) + "\n" + ", ".join(words[3:]))
 
 
 def _ratio(before: Look | None, seen: Look) -> Text:

@@ -98,7 +98,7 @@ def parse(role: str | None, extra: dict[str, Any], buffer_bytes: float) -> Conne
     for key, most in _LIMITS.items():
         value = getattr(config, key)
         if not 0 < value <= most:
-            raise ConfigurationError(f"{key} is {value}; it must be more than 0 and at most {most:g}")
+            raise ConfigurationError(f"{key} is {value}; it must be more than 0 and at most {int(most)}")
     return config
 
 
@@ -110,7 +110,7 @@ def _check_type(key: str, value: object) -> None:
         raise ConfigurationError(f"ec_connector_extra_config has an unknown key {key!r}; {hint}")
     if not isinstance(value, expected) or (isinstance(value, bool) and bool not in expected):
         names = " or ".join(t.__name__ for t in expected)
-        raise ConfigurationError(f"{key} is {value!r}, a {type(value).__name__}; it must be of type {names}")
+        raise ConfigurationError(f"{key} is {value!r} ({type(value).__name__}); it must be of type {names}")
 
 
 def _check_choice(key: str, value: str, choices: tuple[str, ...]) -> None:

@@ -10,10 +10,11 @@ import torch
 from cli_support import Participants, run
 from typer.testing import CliRunner
 
+import ec_ipc
 from ec_ipc import Store, names
 from ec_ipc.cli import status
 from ec_ipc.cli.main import app
-from ec_ipc.cli.top_frames import Look, growth, hit_ratio
+from ec_ipc.cli.top_frames import RATES, Look, _rates, growth, hit_ratio
 from ec_ipc.errors import SegmentError
 
 
@@ -34,6 +35,32 @@ def test_no_namespace_is_no_error(namespace: str) -> None:
     assert (done.code, json.loads(done.out)) == (0, {"namespaces": []})
     assert "no namespace" in run("status", "--namespace", namespace).out
     assert "no namespace" in run("top", "--once", "--namespace", namespace, "--interval", "0.1").out
+
+
+def test_why_nothing_is_shown_is_true(
+    namespace: str, unreadable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "namespaces", lambda: [unreadable])  # and nobody else's
+    for command in (["status"], ["top", "--once", "--interval", "0.1"]):
+        done = CliRunner().invoke(app, command)
+        assert done.exit_code == 0
+        assert "no namespace of this user can be read" in done.output and "exists" not in done.output
+        done = CliRunner().invoke(app, [*command, "--namespace", unreadable])
+        assert f"namespace {unreadable} cannot be read" in done.output
+        done = CliRunner().invoke(app, [*command, "--namespace", namespace])
+        assert f"no namespace {namespace} exists now" in done.output and "left out" not in done.output
+
+
+def test_status_is_for_people(namespace: str) -> None:
+    with Store.open(namespace, arena="host", arena_bytes=1 << 20) as store:
+        store.put("a", torch.zeros(1 << 18, dtype=torch.uint8), announce=1)
+        done = run("status", "--namespace", namespace)
+        fingerprint = store.segment.fingerprint.hex()[:16]
+        assert f"{fingerprint}..., layout {store.segment.layout_version}" in done.out
+        assert "host on cpu, 256 KiB of 1.0 MiB used" in done.out
+        (line,) = [line for line in done.out.splitlines() if "bytes_published" in line]
+        assert line.strip(" │").split() == ["bytes_published", "│", "256", "KiB"]
+        store.settle("a")
 
 
 def test_a_segment_that_cannot_be_read_is_named_and_left_out(
@@ -83,6 +110,14 @@ def test_rates_are_the_growth_between_two_looks() -> None:
     assert hit_ratio({"reads": 3, "misses": 1}) == "75 %" and hit_ratio({"reads": 0, "misses": 0}) == "-"
 
 
+def test_the_rates_fit_a_terminal_of_80_columns() -> None:
+    counters = dict.fromkeys((*(counter for counter, _ in RATES), "bytes_published"), 0)
+    grown = {name: 12_345_678 for name in counters}
+    lines = _rates(Look({"counters": counters}, {}, 0), Look({"counters": grown}, {}, 100)).plain.splitlines()
+    assert len(lines) == 2 and max(map(len, lines)) <= 80
+    assert lines[0].startswith("published 123456.8/s, reads") and lines[1].startswith("freed 123456.8/s")
+
+
 def test_reap_goes_on_after_a_namespace_that_it_cannot_read(
     namespace: str, unreadable: str, participants: Participants, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,6 +133,13 @@ def test_reap_goes_on_after_a_namespace_that_it_cannot_read(
 @pytest.mark.parametrize("command", ["status", "top", "doctor", "reap", "reset"])
 def test_each_command_says_what_its_exit_codes_mean(command: str) -> None:
     assert "Exit codes" in run(command, "--help").out
+
+
+def test_the_help_is_plain_text_and_the_version_is_known() -> None:
+    assert "`" not in run("--help").out
+    assert "Exit codes" in run("--help").out
+    done = run("--version")
+    assert (done.code, done.out) == (0, f"ec-ipc {ec_ipc.__version__}\n")
 
 
 def test_a_wrong_command_line_ends_with_2() -> None:

@@ -82,7 +82,9 @@ def test_arenas_and_other_files_are_no_segments(tmp_path: Path) -> None:
     for name in ("ec_ipc.1000.a:3", "ec_ipc.a", "other"):
         (host.shm / name).touch()
     (found,) = segments.check(host)
-    assert found.level is Level.INFO and "no namespace" in found.text
+    assert found.level is Level.INFO and "no namespace exists now" in found.text
+    (found,) = segments.check(Host(1, "mine", shm=host.shm, proc=host.proc))
+    assert found.level is Level.INFO and "no namespace mine exists now" in found.text
 
 
 def versions(**known: str) -> Callable[[str], str | None]:
@@ -173,6 +175,23 @@ def test_the_probes_are_programs_that_answer(tmp_path: Path) -> None:
 def test_a_probe_that_dies_is_reported() -> None:
     assert "SystemExit" not in Host(1).probe("raise ValueError('no way')")["error"]
     assert "no way" in Host(1).probe("raise ValueError('no way')")["error"]
+
+
+def test_a_probe_that_cannot_be_started_says_nothing_about_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nobodys = tmp_path / "python"
+    nobodys.touch(0o600)
+    monkeypatch.setattr("sys.executable", str(nobodys))
+    host = machine_with(tmp_path)
+    (found,) = gpu.check(host, None, versions())
+    assert found.level is Level.WARNING
+    assert found.text.startswith(
+        f"whether there is a GPU could not be asked: {nobodys} cannot be started as uid"
+    )
+    assert "Permission denied" in found.text and "driver" not in found.text
+    found = worst(examine(tmp_path / "other", H200, host.probe(gpu.ARENA_PROBE), cupy_cuda13x="14.0"))
+    assert "could not be tried" in found.text and "Permission denied" in found.text
 
 
 def test_descriptions_are_compared_field_by_field() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from ec_ipc.connector.config import ConnectorConfig, parse
 from ec_ipc.errors import ConfigurationError
+from ec_ipc.store import MAX_ITEMS
 
 
 def test_defaults_are_those_of_the_table() -> None:
@@ -41,7 +42,9 @@ def test_engines_that_share_a_cache_keep_entries() -> None:
         ("ec_producer", {"arena": "gpu"}, "use one of auto, host, cuda"),
         ("ec_producer", {"arena_bytes": 0}, "arena_bytes is 0; it must be more than 0"),
         ("ec_producer", {"arena_bytes": 10**30}, "at most"),
-        ("ec_producer", {"max_items": 10**9}, "at most"),
+        ("ec_producer", {"max_items": 10**9}, f"at most {MAX_ITEMS}$"),
+        ("ec_producer", {"read_timeout_s": 1e9}, "at most 1000000$"),
+        ("ec_producer", {"namespace": 5}, r"namespace is 5 \(int\); it must be of type str"),
         ("ec_producer", {"read_timeout_s": float("nan")}, "more than 0"),
         ("ec_producer", {"arena_bytes": -1}, "must be more than 0"),
         ("ec_producer", {"arena_bytes": 0.5}, "whole number of bytes"),

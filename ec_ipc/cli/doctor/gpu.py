@@ -64,6 +64,14 @@ def check(
     if "absent" in found:
         yield Finding("gpu", Level.INFO, "no CUDA driver here: only the host arena can be used")
         return
+    if "unasked" in found:
+        yield Finding(
+            "gpu",
+            Level.WARNING,
+            f"whether there is a GPU could not be asked: {found['error']}",
+            "run 'ec-ipc doctor' as the user of the engines, with their Python; the host arena needs no GPU",
+        )
+        return
     if "error" in found or not found.get("names"):
         reason = found.get("error", "the driver sees no GPU")
         yield Finding(
@@ -144,7 +152,10 @@ def _cupy(driver: int, majors: dict[int, str]) -> Iterator[Finding]:
 
 def _arena(answer: dict[str, Any]) -> Iterator[Finding]:
     obstacle = answer.get("obstacle", answer.get("error"))
-    if obstacle:
+    if "unasked" in answer:
+        text = f"whether a CUDA arena works here could not be tried: {obstacle}"
+        yield Finding("gpu", Level.WARNING, text, HOST_ARENA)
+    elif obstacle:
         yield Finding("gpu", Level.WARNING, f"a CUDA arena does not work here: {obstacle}", HOST_ARENA)
     else:
         yield Finding("gpu", Level.OK, "a CUDA arena works here: allocation and export were tried")

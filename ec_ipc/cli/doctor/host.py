@@ -67,7 +67,8 @@ class Host:
             return f"uid {uid}"
 
     def probe(self, program: str) -> dict[str, Any]:
-        """Run Python in a process of its own, which prints one JSON object last; ``error`` when it fails.
+        """Run Python in a process of its own, which prints one JSON object last; when it does not, ``error``
+        says why, and ``unasked`` is there.
 
         CUDA and CuPy are only touched there.
         """
@@ -77,8 +78,14 @@ class Host:
             )
             answer = json.loads(done.stdout.strip().splitlines()[-1])
         except subprocess.TimeoutExpired:
-            return {"error": f"no answer within {PROBE_TIMEOUT_S:.0f} s"}
-        except (OSError, ValueError, IndexError):
-            lines = done.stderr.strip().splitlines() if "done" in locals() else []
-            return {"error": lines[-1] if lines else "the probe ended without an answer"}
-        return answer if isinstance(answer, dict) else {"error": "the probe's answer is no object"}
+            return {"unasked": True, "error": f"no answer within {PROBE_TIMEOUT_S:.0f} s"}
+        except OSError as error:
+            reason = f"{sys.executable} cannot be started as {self.user(self.uid)}: {error.strerror}"
+            return {"unasked": True, "error": reason}
+        except (ValueError, IndexError):
+            lines = done.stderr.strip().splitlines()
+            reason = (
+                lines[-1] if lines else f"the probe ended with status {done.returncode}, without an answer"
+            )
+            return {"unasked": True, "error": reason}
+        return answer if isinstance(answer, dict) else {"unasked": True, "error": "its answer is no object"}

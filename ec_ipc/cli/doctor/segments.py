@@ -96,7 +96,10 @@ def check(host: "Host") -> Iterator[Finding]:
         if finding is not None:
             yield finding
     if not host.segments:
-        yield Finding(CHECK, Level.INFO, "no namespace exists now: no engine with this connector runs here")
+        text = "no namespace exists now: no engine with this connector runs here"
+        if host.namespace is not None:
+            text = f"no namespace {host.namespace} exists now: no engine runs in it"
+        yield Finding(CHECK, Level.INFO, text)
 
 
 def _examine(host: "Host", seen: Seen) -> Finding | None:
