@@ -231,10 +231,8 @@ class Directory {
     // complete, and from the swap to the unpin nobody can reuse the entry. What was
     // read before the swap may be of an earlier life; what is read now is of this one.
     Found found{{i, pinned.after.generation}, pinned.after, fields(i)};
-    if ((key == nullptr || found.fields.digest == *key) &&
-        (shared ? makes_sense(found.fields) : readable(found.fields))) {
-      return found;
-    }
+    const bool meant = key == nullptr || found.fields.digest == *key;
+    if (meant && (shared ? makes_sense(found.fields) : readable(found.fields))) return found;
     clear_bit(found.token);
     return std::nullopt;
   }

@@ -204,6 +204,28 @@ TEST(a_new_epoch_hides_what_is_older) {
   CHECK(!e->snapshot(old.token->entry));
 }
 
+TEST(what_is_held_can_be_shared_although_nobody_finds_it_any_more) {
+  const TestSegment segment;
+  const auto e = segment.producer(1 << 20);
+  const auto scheduler = segment.reader();
+  const auto worker = segment.reader();
+  const Token token = *put(*e, request(0, 64, 1)).token;
+  CHECK(!worker->pin_shared(token));  // nobody holds it
+  const auto held = scheduler->pin(key(0));
+  CHECK(e->bump_epoch() == 1);
+  CHECK(!worker->pin(token) && !worker->pin_shared({token.entry, token.generation + 1}));
+  const auto shared = worker->pin_shared(token);
+  CHECK(shared && shared->fields.nbytes == 64);
+  CHECK(worker->pin_shared(token).has_value());  // also a second time in this process
+  worker->unpin(token);
+  scheduler->unpin(held->token);
+  worker->maintain(kPatience);
+  CHECK(worker->snapshot(token.entry).has_value());
+  worker->unpin(token);
+  worker->maintain(kPatience);
+  CHECK(!worker->snapshot(token.entry) && !worker->pin_shared(token));
+}
+
 TEST(numbers_that_make_no_sense_are_as_good_as_absent) {
   const TestSegment segment;
   const auto e = segment.producer(1 << 20);

@@ -5,12 +5,28 @@ from mutant import DIRECTORY, HOLDS, INDEX, MEMBERSHIP, WORD, Mutant
 
 MUTANTS = [
     Mutant(
+        "share what nobody holds",
+        ((DIRECTORY, "if (shared && w.holders == 0) return std::nullopt;", "(void)shared;"),),
+        ("test_directory",),
+    ),
+    Mutant(
+        "share only what can be found",
+        (
+            (
+                DIRECTORY,
+                "(shared ? makes_sense(found.fields) : readable(found.fields))",
+                "(shared && readable(found.fields))",
+            ),
+        ),
+        ("test_directory",),
+    ),
+    Mutant(
         "pin without looking again",
         (
             (
                 DIRECTORY,
-                "if ((key == nullptr || found.fields.digest == *key) && readable(found.fields)) return found;",
-                "if (pinned.done) return found;",
+                "if (meant && (shared ? makes_sense(found.fields) : readable(found.fields))) return found;",
+                "if (meant || pinned.done) return found;",
             ),
         ),
         ("pin a key",),
@@ -31,8 +47,8 @@ MUTANTS = [
         (
             (
                 DIRECTORY,
-                "return generation && w.generation != *generation ? std::nullopt : step::pin(w, bit);",
-                "return step::pin(w, bit);",
+                "if (generation && w.generation != *generation) return std::nullopt;",
+                "(void)generation;",
             ),
         ),
         ("a token of an earlier",),
@@ -130,8 +146,8 @@ MUTANTS = [
         (
             (
                 DIRECTORY,
-                "if ((key == nullptr || found.fields.digest == *key) && readable(found.fields)) return found;",
-                "if (readable(found.fields)) return found;",
+                "const bool meant = key == nullptr || found.fields.digest == *key;",
+                "const bool meant = true;",
             ),
         ),
         ("pin a key",),
@@ -141,8 +157,8 @@ MUTANTS = [
         (
             (
                 DIRECTORY,
-                "if ((key == nullptr || found.fields.digest == *key) && readable(found.fields)) return found;",
-                "if (key == nullptr || found.fields.digest == *key) return found;",
+                "if (meant && (shared ? makes_sense(found.fields) : readable(found.fields))) return found;",
+                "if (meant && (shared || pinned.done)) return found;",
             ),
         ),
         ("test_directory",),
