@@ -16,6 +16,7 @@ void bind_errors(nb::module_& m) {
 }
 
 void bind_constants(nb::module_& m) {
+  m.attr("MAGIC") = kMagic;
   m.attr("LAYOUT_VERSION") = kLayoutVersion;
   m.attr("MAX_PARTICIPANTS") = kMaxParticipants;
   m.attr("MAX_RANK") = kMaxRank;

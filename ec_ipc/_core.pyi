@@ -8,6 +8,7 @@ on a handle raises ForkedHandle, and releases do nothing.
 
 from typing import ClassVar
 
+MAGIC: int  # first word of a segment, in every layout; the second is its version
 LAYOUT_VERSION: int
 MAX_PARTICIPANTS: int  # 36, one bit each in an entry's word
 MAX_RANK: int  # the most dimensions of an embedding

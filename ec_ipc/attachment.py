@@ -15,7 +15,7 @@ import torch
 
 from ec_ipc import _core, arena, dtypes, segment, shared_memory
 from ec_ipc._core import Outcome
-from ec_ipc.errors import ArenaUnavailable, ConfigurationError, ECIPCError, ForkedHandle
+from ec_ipc.errors import ArenaUnavailable, ConfigurationError, ECIPCError, ForkedHandle, LockTimeout
 from ec_ipc.maintenance import leave_later
 from ec_ipc.names import segment_name
 
@@ -236,6 +236,9 @@ class Attachment:
                 self.arena.give_back(lambda: self._used_elsewhere(slot, incarnation))
         except ForkedHandle:
             pass  # the parent's to leave
+        except LockTimeout as error:
+            logger.warning("leaving namespace %s takes longer: %s", self.namespace, error)
+            leave_later(self.segment, self.namespace)
         except ECIPCError as error:
             logger.warning("leaving namespace %s: %s", self.namespace, error)
 

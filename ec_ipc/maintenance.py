@@ -71,12 +71,12 @@ def _run(reference: "weakref.ref[Store]", stop: threading.Event) -> None:
 
 
 def leave_later(directory: _core.Segment, namespace: str) -> None:
-    """For a participant that was closed while views of it live: whoever leaves last unlinks, and that
-    may be this one, when its last view has died."""
+    """For a participant that was closed while views of it live, or while another one held a lock byte:
+    whoever leaves last unlinks, and that may be this one."""
 
     def wait() -> None:
         try:
-            while not _ending.is_set() and not segment.leave(directory, namespace):
+            while not _ending.is_set() and not _leave(directory, namespace):
                 _ending.wait(PERIOD_S)
         except ForkedHandle:
             pass
@@ -87,6 +87,13 @@ def leave_later(directory: _core.Segment, namespace: str) -> None:
         thread = threading.Thread(target=wait, name="ec_ipc-leaving", daemon=True)
         thread.start()
         _leaving.add(thread)
+
+
+def _leave(directory: _core.Segment, namespace: str) -> bool:
+    try:
+        return segment.leave(directory, namespace)
+    except LockTimeout:
+        return False
 
 
 @atexit.register

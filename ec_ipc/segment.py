@@ -7,6 +7,7 @@ is taken, and again while the last one leaves, so a segment is never unlinked un
 import contextlib
 import json
 import os
+import struct
 from collections.abc import Iterator, Mapping
 
 from ec_ipc import _core, names, shared_memory
@@ -59,6 +60,7 @@ def join(
             current = shared_memory.is_current(fd, name)
             made = current and not _core.segment_is_ready(fd)
             if made:
+                _check_half_made(fd, name, namespace)
                 _make(fd, name, fingerprint, max_items, mode)
         if not current:
             os.close(fd)  # the last participant unlinked it while we waited
@@ -75,6 +77,18 @@ def join(
         finally:
             _core.unlock_creator(segment.fileno())
         return segment
+
+
+def _check_half_made(fd: int, name: str, namespace: str) -> None:
+    """SegmentError unless it is new, or its creator died while making it: nothing else may be wiped."""
+    magic, version = struct.unpack("=QQ", os.pread(fd, 16, 0).ljust(16, b"\0"))
+    in_use = _core.anyone_alive(fd)
+    if in_use or magic not in (0, _core.MAGIC) or version not in (0, _core.LAYOUT_VERSION):
+        raise SegmentError(
+            f"shared memory {name} is of another layout than {_core.LAYOUT_VERSION}, or damaged"
+            f"{', and in use' if in_use else ''}; stop its engines and run 'ec-ipc reset --namespace "
+            f"{namespace}', or choose another namespace"
+        )
 
 
 def _make(fd: int, name: str, fingerprint: Mapping[str, object], max_items: int, mode: int) -> None:
@@ -122,13 +136,14 @@ def collect_dead(segment: _core.Segment, name: str) -> _core.Maintained:
     done = segment.maintain(LOCK_TIMEOUT_S)
     for arena in segment.dead_arenas():
         _forget(segment, name, arena.slot, arena.incarnation)
-    _unlink_orphans(segment, files)
+    _unlink_orphans(segment, name, files)
     return done
 
 
-def _unlink_orphans(segment: _core.Segment, files: list[str]) -> None:
+def _unlink_orphans(segment: _core.Segment, name: str, files: list[str]) -> None:
     """Arenas whose owner died after it had made the memory and before it was in the directory."""
-    if not files:
+    # Asked after the files were listed: otherwise they may be of this segment's successor.
+    if not files or not shared_memory.is_current(segment.fileno(), name):
         return
     known = {arena.incarnation for arena in segment.arenas()}
     known |= {participant.incarnation for participant in segment.participants()}
@@ -210,11 +225,13 @@ def reap(namespace: str) -> str:
         return remove(namespace)
     name = segment_name(namespace)
     with creator_lock(directory):
-        done = collect_dead(directory, name)
-        if directory.anyone_else():
-            return f"in use; took back {done.reclaimed}, expired {done.expired}, evicted {done.evicted}"
-        unlink_all(directory, name)
-        return "nobody lived in it; removed"
+        if shared_memory.is_current(directory.fileno(), name):
+            done = collect_dead(directory, name)
+            if directory.anyone_else():
+                return f"in use; took back {done.reclaimed}, expired {done.expired}, evicted {done.evicted}"
+            unlink_all(directory, name)
+            return "nobody lived in it; removed"
+    return reap(namespace)  # it was replaced while we waited
 
 
 def remove(namespace: str, lock_timeout_s: float = LOCK_TIMEOUT_S) -> str:

@@ -1,8 +1,8 @@
 """The store: put an embedding once, read it in place from any process, freed by the last reader."""
 
 import logging
-import math
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
@@ -53,6 +53,8 @@ class Store:
         self._membership = dict(membership)
         self._at = Attachment(namespace, segment.join(namespace, **membership), device)
         self._fingerprint = self._at.segment.fingerprint
+        self._joined = [self._at]  # what is yet to be left, also by a store that is dropped unclosed
+        weakref.finalize(self, _leave_all, self._joined).atexit = False
         self._left: tuple[tuple[Attachment, float], ...] = ()  # removed segments, and when to leave them
         self._arena_kind: str | None = None
         self._maps_eagerly = False
@@ -308,12 +310,14 @@ class Store:
             raise
         self._left = (*self._left, (self._at, time.monotonic() + REMOVED_STAYS_S))
         self._at = fresh
+        self._joined.append(fresh)
 
     def _leave_removed(self, now: float) -> None:
         """Leave the removed segments that no step in flight can ask for any more."""
         due = [at for at, until in self._left if until <= now]
         self._left = tuple((at, until) for at, until in self._left if until > now)
         for at in due:
+            self._joined.remove(at)
             at.close(DRAIN_TIMEOUT_S)
 
     def close(self) -> None:
@@ -322,12 +326,13 @@ class Store:
             return
         self._closed = True
         self._maintenance.stop()
-        self._leave_removed(math.inf)
-        self._at.close(DRAIN_TIMEOUT_S)
+        self._left = ()
+        _leave_all(self._joined)
 
     def forget(self) -> None:
         """In a forked child: the store is the parent's to close."""
         self._closed = True
+        self._joined.clear()
 
     def __enter__(self) -> "Store":
         return self
@@ -336,6 +341,11 @@ class Store:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _leave_all(joined: list[Attachment]) -> None:
+    while joined:
+        joined.pop().close(DRAIN_TIMEOUT_S)
 
 
 def _refusal(
