@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import signal
 import time
 from collections.abc import Iterator
@@ -18,10 +19,21 @@ READ_TIMEOUT_S = 8.0
 
 
 @pytest.fixture(scope="module")
-def engines(deployments: Deployments) -> Iterator[Deployment]:
+def started(deployments: Deployments) -> Iterator[Deployment]:
     """E, PD and proxy of this file alone. LLaVA's requests keep their pixels, so PD can go on without E."""
     with deployments.private("llava", Topology(extra={"read_timeout_s": READ_TIMEOUT_S})) as deployment:
         yield deployment
+
+
+@pytest.fixture
+def engines(started: Deployment) -> Deployment:
+    """All of them up, whatever an earlier test has left."""
+    dead = [server for server in started.servers.values() if not server.alive()]
+    for server in dead:
+        server.restart()
+    for server in dead:
+        server.wait_ready()
+    return started
 
 
 def served(engines: Deployment, reference: Reference, seed: int) -> None:
@@ -44,7 +56,7 @@ def traffic_during(engines: Deployment, first_seed: int, kill: object) -> list[A
     def ask(seed: int) -> Answer | None:
         try:
             return engines.ask([picture(seed)], timeout=60)
-        except OSError:
+        except (OSError, http.client.HTTPException, ValueError):  # cut off before, in or after its head
             return None
 
     with ThreadPoolExecutor(4) as pool:

@@ -14,6 +14,7 @@ from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import pytest
 from harness import Deployment
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -144,11 +145,24 @@ def free_ports(count: int) -> int:
     raise AssertionError("no free ports")
 
 
-def test_the_script_for_one_e_and_one_pd_works_and_leaves_nothing(namespace: str, tmp_path: Path) -> None:
-    """The other scripts share all but a few lines with it: tests/docs reads what they would start."""
-    port = free_ports(3)
+@pytest.mark.parametrize(
+    ("name", "logs"),
+    [
+        ("1e-1pd.sh", ["E.log", "PD.log", "proxy.log"]),
+        pytest.param(
+            "e-p-d.sh", ["D.log", "E.log", "P.log", "prefill-decode.log", "proxy.log"], marks=pytest.mark.long
+        ),
+        pytest.param(
+            "2e-2pd.sh", ["E1.log", "E2.log", "PD1.log", "PD2.log", "proxy.log"], marks=pytest.mark.long
+        ),
+    ],
+)
+def test_a_script_works_and_leaves_nothing(
+    namespace: str, tmp_path: Path, name: str, logs: list[str]
+) -> None:
+    port = free_ports(6)
     environ = {"DEVICE": "cpu", "PORT": str(port), "NAMESPACE": namespace, "LOGS": str(tmp_path)}
-    script = REPO / "examples" / "deploy" / "1e-1pd.sh"
+    script = REPO / "examples" / "deploy" / name
     clean = {name: value for name, value in os.environ.items() if name not in ("MODEL", "ARENA", "PYTHON")}
     done = subprocess.run(
         [script, "--check"],
@@ -159,7 +173,7 @@ def test_the_script_for_one_e_and_one_pd_works_and_leaves_nothing(namespace: str
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 embeddings published, 2 read in place, 0 missed" in done.stdout
     assert f"ready: http://127.0.0.1:{port}/v1" in done.stdout
-    assert sorted(log.name for log in tmp_path.glob("*.log")) == ["E.log", "PD.log", "proxy.log"]
+    assert sorted(log.name for log in tmp_path.glob("*.log")) == logs
     left = [
         pid
         for pid in descendants(1)
