@@ -97,7 +97,8 @@ class Writer:
         spans = {
             "publish": published - begin,
             "look-up": 0 if row.announces_itself else located - told,
-            "read": read - max(located, published if row.announces_itself else 0),
+            # 0 for a reader that had it all before the publication's call returned
+            "read": max(0, read - max(located, published if row.announces_itself else 0)),
             "touch": touched - read,
             "hand-over": touched - begin,
             "CPU": cpu + reader_cpu,
