@@ -62,6 +62,7 @@ storm: $(CPP_BUILD)/tests/crash/storm  ## producers and readers killed at random
 CORRUPTIONS ?= 200000
 FUZZERS := $(addprefix $(CPP_BUILD)/tests/fuzz/fuzz_,words steps files live)
 fuzz: $(FUZZERS)  ## segments damaged in files, in use and under live readers (CORRUPTIONS=200000)
+	@$(PY) -c "import atheris" 2>/dev/null || $(PY) -m pip install --quiet atheris || true
 	@$(PY) tests/fuzz/run.py $(CPP_BUILD)/tests/fuzz $(CORRUPTIONS)
 
 sanitize: venv  ## C++ tests and fuzz programs under AddressSanitizer and UBSan, then ThreadSanitizer
