@@ -13,6 +13,11 @@ from ec_ipc.errors import ECIPCError
 _LIMIT = 1 << 63
 
 
+def is_token(parts: Sequence[object]) -> bool:
+    """Whether it may name an entry: it has been in a client's hands."""
+    return len(parts) == 3 and all(type(part) is int and 0 <= part < _LIMIT for part in parts)
+
+
 def settle_token(token: Sequence[int], n: int = 1) -> bool:
     """Take back ``n`` announcements of the entry that a token names: reads that will not come.
 
@@ -25,7 +30,7 @@ def settle_token(token: Sequence[int], n: int = 1) -> bool:
     """
     if n < 1:
         raise ValueError(f"settle_token({token!r}, {n}): the number of reads must be 1 or more")
-    if len(token) != 3 or not all(type(part) is int and 0 <= part < _LIMIT for part in token):
+    if not is_token(token):
         return False
     entry, generation, inode = token
     for namespace in names.namespaces():

@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from ec_ipc.attachment import Token
+from ec_ipc.tokens import is_token
 
 if TYPE_CHECKING:
     from vllm.distributed.ec_transfer.ec_connector.utils import PlaceholderMetadataResolver
     from vllm.multimodal.inputs import MultiModalFeatureSpec
     from vllm.v1.request import Request
-
-_TOKEN_LIMIT = 1 << 63
 
 TOKEN = "ec_ipc_token"  # key of an item's token in ec_transfer_params
 
@@ -59,8 +58,4 @@ def token_of(request: "Request", identifier: str) -> Token | None:
     params: Any = request.ec_transfer_params
     entry = params.get(identifier) if isinstance(params, dict) else None
     token = entry.get(TOKEN) if isinstance(entry, dict) else None
-    if not isinstance(token, (list, tuple)) or len(token) != len(Token._fields):
-        return None
-    if not all(type(part) is int and 0 <= part < _TOKEN_LIMIT for part in token):
-        return None
-    return Token(*token)
+    return Token(*token) if isinstance(token, (list, tuple)) and is_token(token) else None

@@ -2,7 +2,8 @@
 
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -72,3 +73,12 @@ def peers(*programs: tuple[str, ...]) -> Iterator[list[Peer]]:
     finally:
         for peer in started:
             peer.__exit__(None, None, None)
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what a timer does. Bounded only against a test that would never end."""
+    for _ in range(600):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("it never happened")

@@ -4,8 +4,7 @@ import fcntl
 import gc
 import os
 import struct
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,8 @@ import torch
 
 from ec_ipc import Store, _core, names, segment, shared_memory
 from ec_ipc.errors import SegmentError
+
+from .processes import eventually
 
 ARENA_BYTES = 1 << 16
 CREATOR_BYTE, WRITER_BYTE = 1 << 62, (1 << 62) + 1  # csrc/liveness.h
@@ -106,7 +107,7 @@ def test_a_store_closed_while_a_lock_byte_is_held_leaves_later(
         store.close()
         assert len(witness.segment.participants()) == 2
         os.close(holder)
-        wait_until(lambda: len(witness.segment.participants()) == 1)
+        eventually(lambda: len(witness.segment.participants()) == 1)
 
 
 def test_a_store_that_is_dropped_leaves(namespace: str) -> None:
@@ -117,12 +118,5 @@ def test_a_store_that_is_dropped_leaves(namespace: str) -> None:
     view = lease.tensor
     del store, lease
     gc.collect()
-    wait_until(lambda: not path(namespace).exists())
+    eventually(lambda: not path(namespace).exists())
     assert torch.equal(view, torch.ones(10))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)

@@ -4,8 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ import torch
 from ec_ipc import Store, names, segment, shared_memory
 from ec_ipc.errors import ForkedHandle, OutOfSharedMemory, SegmentError
 
-from .processes import Peer, peers
+from .processes import Peer, eventually, peers
 
 ARENA_BYTES = 1 << 20
 
@@ -29,15 +27,6 @@ store = Store.open(sys.argv[1])
 lease = store.get("k")
 say(lease.tensor.sum().item()); wait()
 """
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    """Wait for what a timer does. Bounded only against a test that would never end."""
-    for _ in range(600):
-        if condition():
-            return
-        time.sleep(0.05)
-    raise AssertionError("it never happened")
 
 
 def used(store: Store) -> int:
