@@ -23,7 +23,7 @@ struct PyMapping {
 };
 struct PyPin {
   Hold hold;
-  std::shared_ptr<Memory> attached;
+  nb::object mapping;  // of a pin that tensors have been made from
 };
 
 void bind_memory(nb::module_& m);   // Mapping and Pin

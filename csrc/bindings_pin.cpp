@@ -1,4 +1,6 @@
-// Mapping and Pin, with the buffer protocol: a view keeps its exporter, and so its hold, alive.
+// Mapping and Pin. A tensor over a pin's bytes keeps the pin, and so its hold, and the mapping alive.
+#include <nanobind/ndarray.h>
+
 #include "bindings.h"
 #include "copy.h"
 
@@ -17,17 +19,7 @@ int mapping_getbuffer(PyObject* self, Py_buffer* view, int flags) {
   return PyBuffer_FillInfo(view, self, memory.data(), static_cast<Py_ssize_t>(memory.size()), 0, flags);
 }
 
-int pin_getbuffer(PyObject* self, Py_buffer* view, int flags) {
-  if (!nb::inst_ready(self)) return no_buffer(view, "a Pin comes from Segment.pin()");
-  const PyPin& pin = *nb::inst_ptr<PyPin>(self);
-  if (pin.attached == nullptr) return no_buffer(view, "the pin has no memory yet; call attach() first");
-  const Fields& fields = pin.hold.found().fields;
-  auto* data = static_cast<std::byte*>(pin.attached->data()) + fields.offset;
-  return PyBuffer_FillInfo(view, self, data, static_cast<Py_ssize_t>(fields.nbytes), 0, flags);
-}
-
 PyType_Slot mapping_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(mapping_getbuffer)}, {0, nullptr}};
-PyType_Slot pin_slots[] = {{Py_bf_getbuffer, reinterpret_cast<void*>(pin_getbuffer)}, {0, nullptr}};
 
 PyMapping make_mapping(int fd, u64 nbytes, bool populate) {
   const OwnedFd owned(fd);
@@ -51,22 +43,36 @@ void write(const PyMapping& mapping, u64 offset, std::uintptr_t address, u64 nby
              reinterpret_cast<const std::byte*>(address), nbytes);
 }
 
-void attach(PyPin& pin, const PyMapping& mapping) {
-  const Fields& fields = pin.hold.found().fields;
-  if (pin.hold.released())
+// A DLPack capsule of `code` and `bits`, as its dtypes are written, over the extent in the pin's arena.
+nb::ndarray<> to_dlpack(nb::handle_t<PyPin> self, nb::handle_t<PyMapping> mapping, std::uint8_t code,
+                        std::uint8_t bits) {
+  PyPin& pin = nb::cast<PyPin&>(self);
+  const Memory& memory = *nb::cast<const PyMapping&>(mapping).memory;
+  const auto& [token, word, fields] = pin.hold.found();
+  if (pin.hold.released()) {
     throw SegmentError("the pin is released: its extent may be in use by another item");
-  if (fields.nbytes > mapping.memory->size() || fields.offset > mapping.memory->size() - fields.nbytes) {
-    throw SegmentError("the extent of entry " + std::to_string(pin.hold.found().token.entry) +
-                       " ends at byte " + std::to_string(fields.offset + fields.nbytes) +
-                       ", but the mapping has " + std::to_string(mapping.memory->size()) +
-                       "; map the arena that the pin names");
   }
-  pin.attached = mapping.memory;
+  if (fields.nbytes > memory.size() || fields.offset > memory.size() - fields.nbytes) {
+    throw SegmentError("the extent of entry " + std::to_string(token.entry) + " ends at byte " +
+                       std::to_string(fields.offset + fields.nbytes) + ", but the mapping has " +
+                       std::to_string(memory.size()) + "; map the arena that the pin names");
+  }
+  const std::optional<u64> elements = shape_product(fields.shape, fields.rank, fields.nbytes);
+  if (bits == 0 || bits % 8 != 0 || !elements || *elements * (bits / 8) != fields.nbytes) {
+    throw SegmentError("entry " + std::to_string(token.entry) + " has " + std::to_string(fields.nbytes) +
+                       " bytes, which are not what " + std::to_string(elements.value_or(0)) +
+                       " elements of " + std::to_string(bits) + " bits take");
+  }
+  pin.mapping = nb::borrow(mapping);
+  std::array<std::size_t, kMaxRank> shape{};
+  std::copy_n(fields.shape.begin(), fields.rank, shape.begin());
+  return {static_cast<std::byte*>(memory.data()) + fields.offset, fields.rank, shape.data(), self, nullptr,
+          nb::dlpack::dtype{code, bits, 1}};
 }
 
 void release(PyPin& pin) {
-  if (pin.attached != nullptr) {
-    throw SegmentError("the pin is attached, so views of its bytes may be in use; drop the object instead");
+  if (pin.mapping.is_valid()) {
+    throw SegmentError("a tensor over the pin's bytes may be in use; drop the object instead");
   }
   pin.hold.release();
 }
@@ -83,7 +89,7 @@ void bind_memory(nb::module_& m) {
         return reinterpret_cast<std::uintptr_t>(self.memory->data());
       });
 
-  nb::class_<PyPin>(m, "Pin", nb::type_slots(pin_slots), nb::is_weak_referenceable())
+  nb::class_<PyPin>(m, "Pin")
       .def_prop_ro("entry", [](const PyPin& self) { return self.hold.found().token.entry; })
       .def_prop_ro("generation", [](const PyPin& self) { return self.hold.found().token.generation; })
       .def_prop_ro("arena_slot", [](const PyPin& self) { return self.hold.found().fields.arena.slot; })
@@ -95,7 +101,7 @@ void bind_memory(nb::module_& m) {
       .def_prop_ro("shape", [](const PyPin& self) { return to_shape(self.hold.found().fields); })
       .def_prop_ro("current", [](const PyPin& self) { return self.hold.current(); })
       .def_prop_ro("released", [](const PyPin& self) { return self.hold.released(); })
-      .def("attach", &attach, "mapping"_a)
+      .def("to_dlpack", &to_dlpack, "mapping"_a, "code"_a, "bits"_a)
       .def("release", &release);
 }
 

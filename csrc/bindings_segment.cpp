@@ -20,7 +20,7 @@ auto without_gil(Call&& call) {
 nb::object to_pin(const PySegment& self, const std::optional<Found>& found) {
   if (!found) return nb::none();
   // The hold exists from here on, so that a failing allocation gives it back.
-  return nb::cast(PyPin{Hold(self.participant, *found), nullptr});
+  return nb::cast(PyPin{Hold(self.participant, *found), {}});
 }
 
 Request to_request(const nb::bytes& digest, u64 nbytes, u64 dtype, const Shape& shape, u64 announce,

@@ -10,8 +10,8 @@
 
 namespace ec_ipc {
 
-// From here on a copy would push everything else out of the caches, itself too.
-inline constexpr std::size_t kStreamedBytes = std::size_t{32} << 20;
+// From here on a copy would push everything else out of a core's caches, itself too.
+inline constexpr std::size_t kStreamedBytes = std::size_t{4} << 20;
 
 #if defined(__SSE2__)
 // Past the caches: a store that need not read its line first saves a third of the traffic. Four pages

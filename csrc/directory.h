@@ -49,6 +49,13 @@ constexpr std::optional<u64> shape_product(const std::array<u64, kMaxRank>& shap
   return product;
 }
 
+// Word by word, for the reason that Directory::read_fields gives.
+constexpr bool same(const Digest& a, const Digest& b) {
+  u64 differs = 0;
+  for (unsigned w = 0; w < a.size(); ++w) differs |= a[w] ^ b[w];
+  return differs == 0;
+}
+
 template <class Policy>
 class Directory {
  public:
@@ -112,13 +119,21 @@ class Directory {
     const EntrySlot& slot = entry(i);
     return {load(slot.digest[0]), load(slot.digest[1]), load(slot.digest[2]), load(slot.digest[3])};
   }
-  Fields fields(u64 i) const {
+  // Into their last place: a processor waits when words that it has just stored are copied as a block.
+  void read_fields(u64 i, Fields& f) const {
     const EntrySlot& slot = entry(i);
-    Fields f{digest(i),         ArenaRef::unpack(load(slot.arena)),
-             load(slot.offset), load(slot.nbytes),
-             load(slot.epoch),  load(slot.dtype),
-             load(slot.rank)};
+    for (unsigned w = 0; w < f.digest.size(); ++w) f.digest[w] = load(slot.digest[w]);
+    f.arena = ArenaRef::unpack(load(slot.arena));
+    f.offset = load(slot.offset);
+    f.nbytes = load(slot.nbytes);
+    f.epoch = load(slot.epoch);
+    f.dtype = load(slot.dtype);
+    f.rank = load(slot.rank);
     for (unsigned d = 0; d < kMaxRank; ++d) f.shape[d] = load(slot.shape[d]);
+  }
+  Fields fields(u64 i) const {
+    Fields f;
+    read_fields(i, f);
     return f;
   }
 
@@ -146,30 +161,40 @@ class Directory {
     return f.nbytes != 0 && shape_product(f.shape, f.rank, f.nbytes).has_value();
   }
 
-  // One entry as of one moment, or nothing when it is FREE.
-  std::optional<Found> snapshot(u64 i) const {
+  // One entry as of one moment; false when it is FREE.
+  bool snapshot(u64 i, Found& found) const {
     u64 bits = load(entry(i).word);
     for (;;) {
       const Word word = Word::unpack(bits);
-      if (word.state == State::kFree || word.damaged()) return std::nullopt;
-      Found found{{i, word.generation}, word, fields(i)};
+      if (word.state == State::kFree || word.damaged()) return false;
+      found.token = {i, word.generation};
+      found.word = word;
+      read_fields(i, found.fields);
       // SYNC POINT (Reserve::take): fields are written while the word is FREE only, so the same
       // state and generation on both sides of the reads belong to the same reservation.
       bits = load(entry(i).word);
-      if (Word::unpack(bits).is(word.state, word.generation)) return found;
+      if (Word::unpack(bits).is(word.state, word.generation)) return true;
     }
+  }
+
+  std::optional<Found> snapshot(u64 i) const {
+    std::optional<Found> found(std::in_place);
+    if (!snapshot(i, *found)) found.reset();
+    return found;
   }
 
   // The READY entry with this key or else the one being written. Takes no lock, changes nothing.
   std::optional<Found> find(const Digest& key) const {
-    std::optional<Found> best;
-    index_.visit_tagged(index_.locate(key), [&](u64 i) {
-      const std::optional<Found> found = snapshot(i);
-      if (!found || found->fields.digest != key || !readable(found->fields)) return false;
-      best = found;
-      return found->word.state == State::kReady;
+    std::optional<Found> ready(std::in_place);
+    std::optional<Found> writing;
+    const bool found = index_.visit_tagged(index_.locate(key), [&](u64 i) {
+      if (!snapshot(i, *ready) || !same(ready->fields.digest, key) || !readable(ready->fields)) return false;
+      if (ready->word.state == State::kReady) return true;
+      writing = ready;
+      return false;
     });
-    return best;
+    if (!found) ready = writing;
+    return ready;
   }
 
   bool contains(u64 i) const { return i < entry_count(); }
@@ -218,23 +243,29 @@ class Directory {
   // Not for direct use: Holds counts the views of this process.
   // `shared`: somebody is to hold it already, and for as long its bytes are there, whatever has
   // become of its arena's record and of the epoch.
-  std::optional<Found> set_bit(u64 i, const Digest* key, std::optional<std::uint32_t> generation,
-                               bool shared = false) const {
+  bool set_bit(u64 i, const Digest* key, std::optional<std::uint32_t> generation, bool shared,
+               Found& found) const {
     const u64 bit = own_bit();
     const Swap pinned = swap(i, [&](Word w, bool) -> std::optional<Word> {
       if (generation && w.generation != *generation) return std::nullopt;
       if (shared && w.holders == 0) return std::nullopt;
       return step::pin(w, bit);
     });
-    if (!pinned.done) return std::nullopt;
+    if (!pinned.done) return false;
     // SYNC POINT (Reserve::take, Directory::publish): the swap saw READY, so the item's bytes are
     // complete, and from the swap to the unpin nobody can reuse the entry. What was
     // read before the swap may be of an earlier life; what is read now is of this one.
-    Found found{{i, pinned.after.generation}, pinned.after, fields(i)};
-    const bool meant = key == nullptr || found.fields.digest == *key;
-    if (meant && (shared ? makes_sense(found.fields) : readable(found.fields))) return found;
+    if (read_held({i, pinned.after.generation}, pinned.after, key, shared, found)) return true;
     clear_bit(found.token);
-    return std::nullopt;
+    return false;
+  }
+  // What we hold already, so that it stands still; false when it is not what was meant, or of no use.
+  bool read_held(Token token, Word word, const Digest* key, bool shared, Found& found) const {
+    found.token = token;
+    found.word = word;
+    read_fields(token.entry, found.fields);
+    if (key != nullptr && !same(found.fields.digest, *key)) return false;
+    return shared ? makes_sense(found.fields) : readable(found.fields);
   }
 
   bool clear_bit(Token token) const {

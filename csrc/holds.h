@@ -21,14 +21,13 @@ class Holds {
 
   std::optional<Found> pin(const Digest& key) {
     const std::lock_guard guard(mutex_);
-    if (closed_) return std::nullopt;
-    std::optional<Found> pinned;
+    std::optional<Found> pinned(std::in_place);
     const auto& index = directory_.index();
-    index.visit_tagged(index.locate(key), [&](u64 i) {
-      if (directory_.word(i).state != State::kReady || directory_.digest(i) != key) return false;
-      pinned = pin_locked(i, &key, std::nullopt);
-      return pinned.has_value();
+    const bool done = !closed_ && index.visit_tagged(index.locate(key), [&](u64 i) {
+      if (directory_.word(i).state != State::kReady || !same(directory_.digest(i), key)) return false;
+      return pin_locked(i, &key, std::nullopt, false, *pinned);
     });
+    if (!done) pinned.reset();
     return pinned;
   }
 
@@ -77,8 +76,11 @@ class Holds {
 
   std::optional<Found> pin(Token token, bool shared) {
     const std::lock_guard guard(mutex_);
-    if (closed_ || !directory_.contains(token.entry)) return std::nullopt;
-    return pin_locked(token.entry, nullptr, token.generation, shared);
+    std::optional<Found> pinned(std::in_place);
+    const bool done = !closed_ && directory_.contains(token.entry) &&
+                      pin_locked(token.entry, nullptr, token.generation, shared, *pinned);
+    if (!done) pinned.reset();
+    return pinned;
   }
 
   // True once: whoever asks again while the last hold's thread still gives up the slot must not do
@@ -89,28 +91,22 @@ class Holds {
     return true;
   }
 
-  std::optional<Found> pin_locked(u64 i, const Digest* key, std::optional<std::uint32_t> generation,
-                                  bool shared = false) {
+  bool pin_locked(u64 i, const Digest* key, std::optional<std::uint32_t> generation, bool shared,
+                  Found& found) {
     Local& local = local_[i];
-    std::optional<Found> found;
     if (local.count == 0) {
-      found = directory_.set_bit(i, key, generation, shared);
+      if (!directory_.set_bit(i, key, generation, shared, found)) return false;
     } else {
       // Our bit is set, so the entry is READY and its fields stand still.
-      if (local.count == std::numeric_limits<std::uint32_t>::max()) return std::nullopt;
-      if (generation && *generation != local.generation) return std::nullopt;
-      found = Found{{i, local.generation}, directory_.word(i), directory_.fields(i)};
-      if (key != nullptr && found->fields.digest != *key) return std::nullopt;
-      if (!(shared ? directory_.makes_sense(found->fields) : directory_.readable(found->fields))) {
-        return std::nullopt;
-      }
+      if (local.count == std::numeric_limits<std::uint32_t>::max()) return false;
+      if (generation && *generation != local.generation) return false;
+      if (!directory_.read_held({i, local.generation}, directory_.word(i), key, shared, found)) return false;
     }
-    if (!found) return std::nullopt;
-    local.generation = found->token.generation;
+    local.generation = found.token.generation;
     ++local.count;
     ++total_;
     directory_.store(directory_.entry(i).last_used_ns, directory_.policy().now_ns());
-    return found;
+    return true;
   }
 
   Directory<Policy>& directory_;

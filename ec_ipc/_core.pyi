@@ -8,6 +8,8 @@ on a handle raises ForkedHandle, and releases do nothing.
 
 from typing import ClassVar
 
+from typing_extensions import CapsuleType
+
 MAGIC: int  # first word of a segment, in every layout; the second is its version
 LAYOUT_VERSION: int
 MAX_PARTICIPANTS: int  # 36, one bit each in an entry's word
@@ -93,10 +95,11 @@ class Pin:
     nbytes: int
     dtype: int
     shape: tuple[int, ...]
-    def attach(self, mapping: Mapping) -> None:
-        """Export the extent through the buffer protocol from now on. Bounds are checked."""
+    def to_dlpack(self, mapping: Mapping, code: int, bits: int) -> CapsuleType:
+        """A DLPack capsule over the extent, of the entry's shape; its consumer owns the pin from then on.
+        SegmentError unless it lies in the mapping and has as many bytes as the shape takes."""
     def release(self) -> None:
-        """Drop the hold now; once. SegmentError for an attached pin: its buffer may be in use."""
+        """Drop the hold now; once. SegmentError for a pin with a capsule: its bytes may be in use."""
     released: bool
     current: bool
     """Whether a look-up would still lead to it: its arena is there, and its epoch has not passed."""

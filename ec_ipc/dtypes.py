@@ -20,6 +20,21 @@ _DTYPES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
+# Type code and bits of each in DLPack. Not every torch takes an 8-bit float: that comes as bytes.
+_INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
+DLPACK = (
+    (_FLOAT, 32),
+    (_FLOAT, 16),
+    (_BFLOAT, 16),
+    (_FLOAT, 64),
+    (_UINT, 8),
+    (_INT, 8),
+    (_INT, 16),
+    (_INT, 32),
+    (_INT, 64),
+    (_UINT, 8),
+    (_UINT, 8),
+)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
 
 

@@ -1,8 +1,7 @@
 """The arena in host memory: one POSIX shared-memory object, reserved and mapped in full at start."""
 
-import weakref
-
 import torch
+from torch.utils.dlpack import from_dlpack
 
 from ec_ipc import _core, dtypes, shared_memory
 from ec_ipc.arena import Arena, ArenaMapping, Completion
@@ -10,9 +9,10 @@ from ec_ipc.errors import ArenaUnavailable
 from ec_ipc.names import arena_name
 from ec_ipc.segment import DEFAULT_MODE, HOST
 
-# The block that a view's pin lies in. What is tied to the end of a block, as its page lock is, comes after
-# the last view, and after the last copy, which keeps its view.
-_blocks: "weakref.WeakKeyDictionary[_core.Pin, _core.Mapping]" = weakref.WeakKeyDictionary()
+
+# From here on torch's threads share a copy, where it may use more than one. It binds them to cores as the
+# engine was told; threads of our own would all inherit the core of the one that publishes.
+SHARED_COPY_BYTES = 1 << 20
 
 
 class HostArena(Arena):
@@ -27,7 +27,8 @@ class HostArena(Arena):
     def write(self, offset: int, source: torch.Tensor) -> Completion | None:
         if self._mapping is None:
             raise ArenaUnavailable("the arena has been closed; open a new store to publish")
-        if source.is_cpu and source.is_contiguous() and not source.is_neg():
+        plain = source.is_cpu and source.is_contiguous() and not source.is_neg()
+        if plain and (source.nbytes < SHARED_COPY_BYTES or torch.get_num_threads() == 1):
             self._mapping.write(offset, source.data_ptr(), source.nbytes)
         else:
             extent = torch.frombuffer(self._mapping, dtype=torch.uint8)[offset : offset + source.nbytes]
@@ -39,16 +40,16 @@ class HostArena(Arena):
 
 
 class HostArenaMapping(ArenaMapping):
-    """A host arena as a reader sees it. The memory stays mapped until the last view has died."""
+    """A host arena as a reader sees it. The block stays mapped until the last view has died, and so does
+    what is tied to its end, as its page lock is."""
 
     def __init__(self, mapping: _core.Mapping) -> None:
         self._mapping = mapping
 
     def view(self, pin: _core.Pin) -> torch.Tensor:
-        dtype = dtypes.decode(pin.dtype, pin.shape, pin.nbytes)
-        pin.attach(self._mapping)
-        _blocks[pin] = self._mapping
-        return torch.frombuffer(pin, dtype=dtype).view(pin.shape)
+        dtype = dtypes.of_code(pin.dtype)
+        view = from_dlpack(pin.to_dlpack(self._mapping, *dtypes.DLPACK[pin.dtype]))
+        return view if view.dtype is dtype else view.view(dtype)
 
     def load(self, pin: _core.Pin, device: torch.device) -> torch.Tensor:
         """The view on a CPU; for a GPU one asynchronous copy, during which the view lives on."""

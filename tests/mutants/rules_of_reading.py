@@ -14,8 +14,8 @@ MUTANTS = [
         (
             (
                 DIRECTORY,
-                "(shared ? makes_sense(found.fields) : readable(found.fields))",
-                "(shared && readable(found.fields))",
+                "return shared ? makes_sense(found.fields) : readable(found.fields);",
+                "return shared ? readable(found.fields) : readable(found.fields);",
             ),
         ),
         ("test_directory",),
@@ -25,8 +25,8 @@ MUTANTS = [
         (
             (
                 DIRECTORY,
-                "if (meant && (shared ? makes_sense(found.fields) : readable(found.fields))) return found;",
-                "if (meant || pinned.done) return found;",
+                "pinned.after, key, shared, found)) return true;",
+                "pinned.after, key, shared, found) || pinned.done) return true;",
             ),
         ),
         ("pin a key",),
@@ -69,8 +69,8 @@ MUTANTS = [
         (
             (
                 DIRECTORY,
-                "if (Word::unpack(bits).is(word.state, word.generation)) return found;",
-                "if (bits != 1) return found;",
+                "if (Word::unpack(bits).is(word.state, word.generation)) return true;",
+                "if (bits != 1) return true;",
             ),
         ),
         ("find a",),
@@ -146,8 +146,8 @@ MUTANTS = [
         (
             (
                 DIRECTORY,
-                "const bool meant = key == nullptr || found.fields.digest == *key;",
-                "const bool meant = true;",
+                "if (key != nullptr && !same(found.fields.digest, *key)) return false;",
+                "if (key != nullptr && !same(*key, *key)) return false;",
             ),
         ),
         ("pin a key",),
@@ -157,8 +157,8 @@ MUTANTS = [
         (
             (
                 DIRECTORY,
-                "if (meant && (shared ? makes_sense(found.fields) : readable(found.fields))) return found;",
-                "if (meant && (shared || pinned.done)) return found;",
+                "return shared ? makes_sense(found.fields) : readable(found.fields);",
+                "return shared || word.holders != 0;",
             ),
         ),
         ("test_directory",),

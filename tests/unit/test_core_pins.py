@@ -8,10 +8,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 from core_support import KILOBYTE, PATIENCE, SegmentFile, key, put
+from torch.utils.dlpack import from_dlpack
 
 from ec_ipc import _core
 
 ARENA = 64 * KILOBYTE
+UINT = 1  # DLPack's type code
 
 
 @pytest.fixture
@@ -71,8 +73,7 @@ def test_a_tensor_keeps_its_hold_until_its_storage_dies(file: SegmentFile) -> No
     memory = mapping()
     memoryview(memory)[:4] = b"\x01\x02\x03\x04"
     pin = pin_of(pd, 1)
-    pin.attach(memory)
-    tensor = torch.frombuffer(pin, dtype=torch.uint8)
+    tensor = from_dlpack(pin.to_dlpack(memory, UINT, 8))
     view = tensor[2:4].view(torch.int16)
     del pin, tensor, memory
     gc.collect()
@@ -84,32 +85,39 @@ def test_a_tensor_keeps_its_hold_until_its_storage_dies(file: SegmentFile) -> No
     assert pd.find(key(1)) is None
 
 
-def test_an_attached_pin_gives_exactly_its_extent(file: SegmentFile) -> None:
+def test_a_capsule_gives_exactly_the_extent(file: SegmentFile) -> None:
     e = file.producer(ARENA)
     put(e, 1, 300)
     put(e, 2, 200)
     memory = mapping()
     pin = pin_of(e, 2)
     assert pin.offset == 512
-    with pytest.raises(BufferError):
-        memoryview(pin)
-    pin.attach(memory)
-    view = memoryview(pin)
-    assert (view.nbytes, view.ndim, view.readonly, view.format) == (200, 1, False, "B")
-    assert view.obj is pin
-    view[:] = b"x" * 200
+    view = from_dlpack(pin.to_dlpack(memory, UINT, 8))
+    assert (view.shape, view.dtype, view.stride()) == ((200,), torch.uint8, (1,))
+    view[:] = ord("x")
     whole = memoryview(memory)
     assert whole.nbytes == memory.nbytes == ARENA
     assert bytes(whole[511:713]) == b"\0" + b"x" * 200 + b"\0"
     assert memory.address % 4096 == 0
 
 
-def test_an_attached_pin_is_dropped_and_not_released(file: SegmentFile) -> None:
+def test_a_capsule_that_nobody_takes_gives_the_pin_back(file: SegmentFile) -> None:
     e = file.producer(ARENA)
     put(e, 1)
     pin = pin_of(e, 1)
-    pin.attach(mapping())
-    with pytest.raises(_core.SegmentError, match="attached"):
+    capsule = pin.to_dlpack(mapping(), UINT, 8)
+    del pin
+    assert e.holds == 1
+    del capsule
+    assert e.holds == 0
+
+
+def test_a_pin_with_a_capsule_is_dropped_and_not_released(file: SegmentFile) -> None:
+    e = file.producer(ARENA)
+    put(e, 1)
+    pin = pin_of(e, 1)
+    pin.to_dlpack(mapping(), UINT, 8)
+    with pytest.raises(_core.SegmentError, match="in use"):
         pin.release()
     assert not pin.released
     del pin
@@ -121,10 +129,20 @@ def test_a_mapping_too_small_for_the_extent_is_refused(file: SegmentFile) -> Non
     put(e, 1, 1000)
     pin = pin_of(e, 1)
     with pytest.raises(_core.SegmentError, match=r"1000.*999"):
-        pin.attach(mapping(999))
+        pin.to_dlpack(mapping(999), UINT, 8)
     pin.release()
     with pytest.raises(_core.SegmentError, match="released"):
-        pin.attach(mapping())
+        pin.to_dlpack(mapping(), UINT, 8)
+
+
+@pytest.mark.parametrize("bits", [0, 7, 16, 255])
+def test_a_dtype_that_does_not_fit_the_extent_is_refused(file: SegmentFile, bits: int) -> None:
+    e = file.producer(ARENA)
+    put(e, 1, 1000)
+    pin = pin_of(e, 1)
+    with pytest.raises(_core.SegmentError, match=rf"1000.*{bits} bits"):
+        pin.to_dlpack(mapping(), UINT, bits)
+    pin.release()
 
 
 def test_a_mapping_checks_the_size_and_closes_its_descriptor() -> None:

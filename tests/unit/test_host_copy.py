@@ -1,6 +1,7 @@
 """Copies into a host arena: every size, order of bytes and kind of tensor arrives as it was."""
 
 import os
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from ec_ipc.errors import SegmentError
 from ec_ipc.host_arena import HostArena
 
 MIB = 1 << 20
-STREAMED = 32 * MIB
+STREAMED = 4 * MIB
 
 
 def arena(nbytes: int) -> tuple[HostArena, torch.Tensor]:
@@ -20,9 +21,20 @@ def arena(nbytes: int) -> tuple[HostArena, torch.Tensor]:
     return HostArena(mapping), torch.frombuffer(mapping, dtype=torch.uint8)
 
 
+@pytest.fixture
+def torch_threads() -> Iterator[Callable[[int], None]]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize("nbytes", [1, 4095, STREAMED - 1, STREAMED, STREAMED + 1, STREAMED + 5 * 4096 + 3])
 @pytest.mark.parametrize("skew", [0, 1])
-def test_bytes_arrive_whatever_their_number_and_address(nbytes: int, skew: int) -> None:
+@pytest.mark.parametrize("threads", [1, 2])
+def test_bytes_arrive_whatever_their_number_and_address(
+    nbytes: int, skew: int, threads: int, torch_threads: Callable[[int], None]
+) -> None:
+    torch_threads(threads)
     own, there = arena(nbytes + 512)
     source = torch.randint(0, 256, (nbytes + skew,), dtype=torch.uint8)[skew:]
     own.write(256, source)
