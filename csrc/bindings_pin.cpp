@@ -66,7 +66,11 @@ nb::ndarray<> to_dlpack(nb::handle_t<PyPin> self, nb::handle_t<PyMapping> mappin
   pin.mapping = nb::borrow(mapping);
   std::array<std::size_t, kMaxRank> shape{};
   std::copy_n(fields.shape.begin(), fields.rank, shape.begin());
-  return {static_cast<std::byte*>(memory.data()) + fields.offset, fields.rank, shape.data(), self, nullptr,
+  return {static_cast<std::byte*>(memory.data()) + fields.offset,
+          fields.rank,
+          shape.data(),
+          self,
+          nullptr,
           nb::dlpack::dtype{code, bits, 1}};
 }
 

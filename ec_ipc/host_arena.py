@@ -9,7 +9,6 @@ from ec_ipc.errors import ArenaUnavailable
 from ec_ipc.names import arena_name
 from ec_ipc.segment import DEFAULT_MODE, HOST
 
-
 # From here on torch's threads share a copy, where it may use more than one. It binds them to cores as the
 # engine was told; threads of our own would all inherit the core of the one that publishes.
 SHARED_COPY_BYTES = 1 << 20
