@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import random
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -45,12 +46,14 @@ def ratio(values: Sequence[float], base: Sequence[float]) -> dict[str, float]:
 
 
 def interleave(rounds: int, bodies: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
-    """A B C A B C ...: what each body returned, in order. Each round begins with another body."""
-    names = list(bodies)
-    results: dict[str, list[Any]] = {name: [] for name in names}
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
+    """What each body returned, in order. Every round runs all of them, in an order of its own: what one
+    leaves in the caches meets all others alike."""
+    order = list(bodies)
+    shuffled = random.Random(0)
+    results: dict[str, list[Any]] = {name: [] for name in bodies}
+    for _ in range(rounds):
+        shuffled.shuffle(order)
+        for name in order:
             results[name].append(bodies[name]())
     return results
 

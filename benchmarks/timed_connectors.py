@@ -32,6 +32,7 @@ HOOKS = (
     "save_caches",
     "start_load_caches",
     "build_connector_worker_meta",
+    "get_ec_connector_stats",
 )
 
 

@@ -75,6 +75,7 @@ class ConsumerScheduler:
         self.tally = Tally()
         self._store = store
         self._at = store.attachment  # whose pins the requests have
+        self._mapped: set[tuple[int, int]] = set()  # arenas (slot, incarnation) that every rank can read
         self._config = config
         self._engine = engine
         self._worker_role = worker_role
@@ -151,6 +152,7 @@ class ConsumerScheduler:
         segment is removed: then it must not read it any more."""
         if self._store.attachment is not self._at:
             self._at = self._store.attachment
+            self._mapped.clear()
             for each in self._requests.values():
                 each.let_go()
         for held in (state.pins, state.insurance):
@@ -217,11 +219,15 @@ class ConsumerScheduler:
 
     def _unmapped(self, pin: Pin) -> "_Absence | None":
         """Why a rank of this engine could not read the item; None when every rank can."""
-        mapped = self._at.mapped_by(self._engine, self._worker_role, pin.arena_slot, pin.arena_incarnation)
+        arena = (pin.arena_slot, pin.arena_incarnation)
+        if arena in self._mapped:
+            return None
+        mapped = self._at.mapped_by(self._engine, self._worker_role, *arena)
         if mapped is None:
             return _Absence("its arena cannot be mapped by a rank of this engine")
         if mapped < self._ranks:
             return _Absence("its arena is not mapped by every rank of this engine yet", may_pass=True)
+        self._mapped.add(arena)  # for good: ranks keep a mapping for as long as anything in it is held
         return None
 
     def _waited_enough(self, state: _RequestState) -> bool:

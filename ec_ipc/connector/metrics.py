@@ -1,7 +1,8 @@
 """What an engine reports through vLLM's metrics, collected in its scheduler at the end of each step.
 
 An engine reports what its own participants have counted, so that the sum over engines is the whole.
-Only the two gauges are of the namespace: they are the same from each of its engines.
+The two gauges are of the namespace and the same from each of its engines: the front end reads them from
+the directory when it is asked, as they cost a walk over all entries.
 """
 
 import time
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ec_ipc._core import MAX_PARTICIPANTS, Segment
+from ec_ipc._core import MAX_PARTICIPANTS
 from ec_ipc.connector.side_channel import LOAD, PUBLISH, SideChannelReceiver
 from ec_ipc.store import Store
 
@@ -96,7 +97,6 @@ class Collector:
             "counters": grown,
             "publish_seconds": times.get(PUBLISH, []),
             "load_seconds": times.get(LOAD, []),
-            **arena_numbers(self._store.segment),
         }
 
     def _growth(self) -> dict[str, int]:
@@ -129,12 +129,3 @@ def add_growth(grown: dict[str, int], names: Iterable[str], now: Sequence[int], 
     for name, new, old in zip(names, now, last, strict=True):
         if new > old:  # a damaged counter may go back, and vLLM's metrics must not
             grown[name] = grown.get(name, 0) + new - old
-
-
-def arena_numbers(directory: Segment) -> dict[str, int]:
-    """The gauges, from a directory."""
-    arenas = directory.arenas()
-    return {
-        "arena_bytes": sum(arena.nbytes for arena in arenas),
-        "arena_used_bytes": sum(directory.arena_used(arena.slot) for arena in arenas),
-    }

@@ -1,14 +1,18 @@
 """Our numbers in vLLM's /metrics and log line. vLLM has asked for them since 0.32; older never loads this."""
 
+import math
 import os
+import time
 from typing import Any
 
 from prometheus_client import Counter, Gauge, Histogram
 from vllm.distributed.ec_transfer.ec_connector.metrics import ECConnectorPromMetrics, ECConnectorStats
 
 from ec_ipc import segment
-from ec_ipc.connector.metrics import BUCKETS, COUNTERS, GAUGES, HISTOGRAMS, PREFIX, TALLIES, arena_numbers
+from ec_ipc.connector.metrics import BUCKETS, COUNTERS, GAUGES, HISTOGRAMS, PREFIX, TALLIES
 from ec_ipc.errors import ECIPCError
+
+SHARED_GAUGES_S = 1.0
 
 
 class ECIPCStats(ECConnectorStats):
@@ -33,7 +37,7 @@ class ECIPCStats(ECConnectorStats):
         return ECIPCStats(data={**other.data, **times, "counters": counters})
 
     def reduce(self) -> dict[str, int | float]:
-        """For vLLM's log line: what happened in the interval, and the arenas as they were at its end."""
+        """For vLLM's log line: what happened in the interval, and the arenas as they are now."""
         if self.is_empty():
             return {}
         reduced: dict[str, int | float] = dict(self.data["counters"])
@@ -42,7 +46,7 @@ class ECIPCStats(ECConnectorStats):
                 what = name.removesuffix("_seconds")
                 reduced[f"{what}_mean_ms"] = round(1e3 * sum(times) / len(times), 3)
                 reduced[f"{what}_max_ms"] = round(1e3 * max(times), 3)
-        return reduced | {name: self.data[name] for name in GAUGES}
+        return reduced | arena_numbers(self.data["namespace"])
 
 
 class ECIPCPromMetrics(ECConnectorPromMetrics):
@@ -76,7 +80,7 @@ class ECIPCPromMetrics(ECConnectorPromMetrics):
             )
             for name, text in GAUGES.items()
         }
-        self._live: set[tuple[int, str]] = set()
+        self._due: dict[tuple[int, str], float] = {}  # when to set the gauges again
 
     def _per_engine(self, metric: Any) -> dict[int, Any]:
         return {engine: metric.labels(*values) for engine, values in self.per_engine_labelvalues.items()}
@@ -88,22 +92,31 @@ class ECIPCPromMetrics(ECConnectorPromMetrics):
         for name, children in self._histograms.items():
             for seconds in transfer_stats_data[name]:
                 children[engine_idx].observe(seconds)
-        namespace = transfer_stats_data["namespace"]
-        if (engine_idx, namespace) in self._live:
+        self._show_gauges(engine_idx, transfer_stats_data["namespace"])
+
+    def _show_gauges(self, engine_idx: int, namespace: str) -> None:
+        """An idle engine reports nothing, so a number that it brought would stay: look when asked. Where
+        several processes share their metrics nobody can be asked: look at most once a second."""
+        due = self._due.get((engine_idx, namespace), 0.0)
+        if time.monotonic() < due:
             return
-        for name, metric in self._gauges.items():
-            child = metric.labels(*self.per_engine_labelvalues[engine_idx], namespace)
-            child.set(transfer_stats_data[name])
+        lasts = True
+        for name, value in arena_numbers(namespace).items():
+            child = self._gauges[name].labels(*self.per_engine_labelvalues[engine_idx], namespace)
+            child.set(value)
             if hasattr(child, "set_function") and "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-                # An idle engine reports nothing, so its last step's number would stay: look when asked.
-                child.set_function(lambda name=name: _look(namespace, name))
-                self._live.add((engine_idx, namespace))
+                child.set_function(lambda name=name: float(arena_numbers(namespace)[name]))
+            else:
+                lasts = False
+        self._due[engine_idx, namespace] = math.inf if lasts else time.monotonic() + SHARED_GAUGES_S
 
 
-def _look(namespace: str, name: str) -> float:
-    """A gauge, read from the directory; 0 when there is none any more."""
+def arena_numbers(namespace: str) -> dict[str, int]:
+    """The gauges, read from the directory; 0 when there is none any more."""
     try:
         directory = segment.attach(namespace)
     except ECIPCError:
-        return 0.0
-    return 0.0 if directory is None else float(arena_numbers(directory)[name])
+        directory = None
+    arenas = [] if directory is None else directory.arenas()
+    used = [] if directory is None else [directory.arena_used(arena.slot) for arena in arenas]
+    return {"arena_bytes": sum(arena.nbytes for arena in arenas), "arena_used_bytes": sum(used)}
