@@ -307,14 +307,17 @@ void bind_numbers(SegmentClass& c) {
            })
       .def(
           "counters_of",
-          [](const PySegment& s, unsigned slot) {
+          [](const PySegment& s, const std::vector<unsigned>& slots) {
             nb::list values;
             for (unsigned i = 0; i < kCounterCount; ++i) {
-              values.append(s.participant->counter_of(slot, static_cast<Counter>(i)));
+              u64 sum = 0;
+              for (const unsigned slot : slots)
+                sum += s.participant->counter_of(slot, static_cast<Counter>(i));
+              values.append(sum);
             }
             return nb::tuple(values);
           },
-          "slot"_a)
+          "slots"_a)
       .def_prop_rw(
           "pressure", [](const PySegment& s) { return s.participant->pressure(); },
           [](PySegment& s, u64 value) { s.participant->set_pressure(value); })

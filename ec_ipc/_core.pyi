@@ -6,6 +6,7 @@ sizes are bytes. Arguments of a wrong length or range are a ValueError. In a for
 on a handle raises ForkedHandle, and releases do nothing.
 """
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 from typing_extensions import CapsuleType
@@ -201,8 +202,8 @@ class Segment:
         """How many entries each participant holds; without those that hold none."""
     def count(self, counter: str, n: int = 1) -> None: ...
     def counters(self) -> dict[str, int]: ...
-    def counters_of(self, slot: int) -> tuple[int, ...]:
-        """What was counted in that slot, by all that have had it, in the order of ``counters()``."""
+    def counters_of(self, slots: Sequence[int]) -> tuple[int, ...]:
+        """What was counted in those slots, by all that have had them, in the order of ``counters()``."""
     pressure: int  # a word that producers raise when an arena is short of space
     epoch: int
     def bump_epoch(self) -> int:

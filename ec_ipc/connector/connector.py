@@ -39,6 +39,7 @@ class ECIPCConnector(ECConnectorBase):
         config = configuration.parse(
             transfer.ec_role, transfer.ec_connector_extra_config, transfer.ec_buffer_size
         )
+        self._stats_class: type[ECIPCStats] | None = None  # needs vLLM 0.32
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == ECConnectorRole.SCHEDULER:
@@ -61,9 +62,15 @@ class ECIPCConnector(ECConnectorBase):
     # Metrics: vLLM 0.32 and newer ask for them
 
     def get_ec_connector_stats(self) -> "ECIPCStats | None":
-        """What has happened since the last step. A worker's times reach its scheduler by another way."""
+        """What has happened since the last step. Asked of the scheduler; a worker has nothing to add."""
         data = self._scheduler.metrics.collect() if self._scheduler is not None else None
-        return None if data is None else self.build_ec_connector_stats(data)
+        if data is None:
+            return None
+        if self._stats_class is None:
+            from ec_ipc.connector.prometheus import ECIPCStats
+
+            self._stats_class = ECIPCStats
+        return self._stats_class(data=data)
 
     @classmethod
     def build_ec_connector_stats(cls, data: dict[str, Any] | None = None) -> "ECIPCStats":

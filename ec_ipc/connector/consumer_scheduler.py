@@ -308,6 +308,9 @@ class ConsumerScheduler:
         report = output.ec_connector_worker_meta
         if not isinstance(report, WorkerReport):
             return
+        self.tally.load_seconds += report.load_seconds
+        if not report.failed:
+            return
         for state in self._requests.values():
             for identifier in report.failed & {f.identifier for f in state.request.mm_features}:
                 self._fail(state, f"a worker could not load item {identifier}")

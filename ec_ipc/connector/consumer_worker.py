@@ -13,7 +13,6 @@ from ec_ipc.connector.metadata import Load, WorkerReport
 
 if TYPE_CHECKING:
     from ec_ipc.connector.metadata import StepMetadata
-    from ec_ipc.connector.side_channel import SideChannelSender
     from ec_ipc.store import Store
 
 logger = logging.getLogger(__name__)
@@ -34,16 +33,14 @@ class ConsumerWorker:
         copies: bool,
         device: "torch.device",
         counts_reads: bool,
-        channel: "SideChannelSender",
     ) -> None:
         self._store = store
-        self._channel = channel
         self._said_first = False
         self._said_no_copy = False
         self._copies = copies
         self._device = device
         self._counts_reads = counts_reads
-        self._failed: set[str] = set()
+        self._report = WorkerReport()
         self._encoder_cache: dict[str, torch.Tensor] = {}
         self._views: dict[str, int] = {}  # item in vLLM's cache -> address of its bytes in an arena
         self._in_step = threading.Lock()
@@ -70,7 +67,7 @@ class ConsumerWorker:
             return self._load(load)
         except RuntimeError as error:  # ours, and torch's
             logger.error("item %s cannot be loaded: %s", load.identifier, error)
-            self._failed.add(load.identifier)
+            self._report.failed.add(load.identifier)
             return torch.zeros(load.shape, dtype=dtypes.of_code(load.dtype), device=self._device)
 
     def _load(self, load: Load) -> torch.Tensor:
@@ -78,7 +75,7 @@ class ConsumerWorker:
         tensor = self._store.load(load.token, self._device)
         if self._counts_reads:
             self._store.segment.count("reads")
-            self._channel.load.append(time.perf_counter() - begin)
+            self._report.load_seconds.append(time.perf_counter() - begin)
             self._say_first(load)
         if self._copies:
             return tensor.clone()
@@ -131,8 +128,9 @@ class ConsumerWorker:
             )
 
     def build_connector_worker_meta(self) -> WorkerReport | None:
-        """What could not be loaded since the last report."""
-        if not self._failed:
+        """What was loaded, and what could not be, since the last report."""
+        report = self._report
+        if not (report.failed or report.load_seconds):
             return None
-        failed, self._failed = self._failed, set()
-        return WorkerReport(failed)
+        self._report = WorkerReport()
+        return report

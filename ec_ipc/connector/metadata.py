@@ -36,11 +36,17 @@ class StepMetadata(ECConnectorMetadata):
 
 @dataclass
 class WorkerReport(ECConnectorWorkerMetadata):
-    """Items that a rank could not load, although the scheduler holds them."""
+    """What a rank tells of a step.
+
+    Attributes:
+        failed: items that it could not load, although the scheduler holds them.
+        load_seconds: how long each load took, from the rank that counts reads.
+    """
 
     failed: set[str] = field(default_factory=set)
+    load_seconds: list[float] = field(default_factory=list)
 
     def aggregate(self, other: ECConnectorWorkerMetadata) -> "WorkerReport":
-        """The items that failed on any rank."""
+        """What both ranks tell."""
         assert isinstance(other, WorkerReport)
-        return WorkerReport(self.failed | other.failed)
+        return WorkerReport(self.failed | other.failed, self.load_seconds + other.load_seconds)

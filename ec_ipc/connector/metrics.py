@@ -7,11 +7,11 @@ the directory when it is asked, as they cost a walk over all entries.
 
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ec_ipc._core import MAX_PARTICIPANTS
-from ec_ipc.connector.side_channel import LOAD, PUBLISH, SideChannelReceiver
+from ec_ipc.connector.side_channel import SideChannelReceiver
 from ec_ipc.store import Store
 
 # The directory's counters, by name, and what they count.
@@ -42,7 +42,7 @@ HISTOGRAMS = {
     "publish_seconds": "Time that a worker of E spent on publishing an embedding (CUDA: until it is queued).",
     "load_seconds": "Time that a worker of PD spent on getting the view of an embedding.",
 }
-TIMED = {"published", "republished", "reads"}  # the counters of what the histograms time
+TIMED = {"published", "republished"}  # what workers time by the side channel
 BUCKETS = [1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 5e-2, 0.1, 0.2, 0.5, 1.0, 5.0]
 PREFIX = "vllm:ec_ipc_"
 
@@ -51,10 +51,11 @@ LOOK_AGAIN_S = 1.0
 
 @dataclass
 class Tally:
-    """What the scheduler itself counts."""
+    """What the scheduler itself counts, and what its workers have reported since the last step."""
 
     hits: int = 0
     no_producer: int = 0
+    load_seconds: list[float] = field(default_factory=list)
 
 
 class Collector:
@@ -68,10 +69,10 @@ class Collector:
         self._tally = tally
         self._expected = workers + 1
         self._channel = channel
-        self._last: list[tuple[int, ...]]
+        self._first: list[tuple[int, ...]]
         self._begin()
         # A slot's counters outlive its participant: the growth counts from what they are now.
-        self._last = [self._directory.counters_of(slot) for slot in range(MAX_PARTICIPANTS)]
+        self._first = [self._directory.counters_of([slot]) for slot in range(MAX_PARTICIPANTS)]
         self._last_tally = (tally.hits, tally.no_producer)
 
     def _begin(self) -> None:
@@ -79,7 +80,8 @@ class Collector:
         self._directory = self._store.segment
         self._own: list[int] = []
         self._looked = 0.0
-        self._last = [(0,) * len(COUNTERS)] * MAX_PARTICIPANTS
+        self._first = [(0,) * len(COUNTERS)] * MAX_PARTICIPANTS
+        self._last = (0,) * len(COUNTERS)  # of all that are in own
 
     def collect(self) -> dict[str, Any] | None:
         """Plain data for vLLM's stats; None when nothing has happened. Called once a step, which is often."""
@@ -90,23 +92,22 @@ class Collector:
         grown = self._growth()
         if not grown:
             return None
-        # A worker sends its times after it has counted and before its step ends.
-        times = self._channel.take_times() if TIMED & grown.keys() else {}
+        load_seconds, self._tally.load_seconds = self._tally.load_seconds, []
         return {
             "namespace": self._store.namespace,
             "counters": grown,
-            "publish_seconds": times.get(PUBLISH, []),
-            "load_seconds": times.get(LOAD, []),
+            # A worker sends its times after it has counted and before its step ends.
+            "publish_seconds": self._channel.take_times() if TIMED & grown.keys() else [],
+            "load_seconds": load_seconds,
         }
 
     def _growth(self) -> dict[str, int]:
         """What has grown since the last call, and by how much."""
         grown: dict[str, int] = {}
-        for slot in self._own:
-            now, last = self._directory.counters_of(slot), self._last[slot]
-            if now != last:
-                self._last[slot] = now
-                add_growth(grown, COUNTERS, now, last)
+        now = self._directory.counters_of(self._own)
+        if now != self._last:
+            add_growth(grown, COUNTERS, now, self._last)
+            self._last = now
         tally = (self._tally.hits, self._tally.no_producer)
         if tally != self._last_tally:
             add_growth(grown, TALLIES, tally, self._last_tally)
@@ -118,7 +119,10 @@ class Collector:
         if now - self._looked < LOOK_AGAIN_S:
             return
         self._looked = now
-        self._own = [p.slot for p in self._directory.participants() if p.engine == self._engine]
+        for slot in [p.slot for p in self._directory.participants() if p.engine == self._engine]:
+            if slot not in self._own:
+                self._own.append(slot)
+                self._last = tuple(a + b for a, b in zip(self._last, self._first[slot], strict=True))
 
     def close(self) -> None:
         """Collect no more."""

@@ -1,5 +1,5 @@
-"""What an engine's workers tell its scheduler beside vLLM's own way: how long publishing and loading took,
-and what became of each item that was to be published.
+"""What a producer's workers tell their scheduler: how long publishing took, and what became of each item
+that was to be published.
 
 vLLM gives a worker of its V1 runner no way to report on a producer, so this goes by datagrams at the end of
 a step, before the worker's answer. The socket is in the abstract namespace: no file, gone with the
@@ -19,7 +19,7 @@ from ec_ipc.attachment import Token
 
 logger = logging.getLogger(__name__)
 
-PUBLISH, LOAD, SAVED = b"P", b"L", b"S"
+PUBLISH, SAVED = b"P", b"S"
 MAX_TIMES = 4096  # of one datagram
 MAX_SAVED = 256
 MAX_BYTES = 1 << 17
@@ -41,19 +41,17 @@ def _address(engine: int) -> bytes:
 
 
 class SideChannelSender:
-    """A worker's side: append to ``publish``, ``load`` (seconds) or ``saved``, and flush at the end of a
-    step."""
+    """A worker's side: append to ``publish`` (seconds) or ``saved``, and flush at the end of a step."""
 
     def __init__(self, engine: int) -> None:
         self.publish: list[float] = []
-        self.load: list[float] = []
         self.saved: list[Saved] = []
         self._address = _address(engine)
         self._socket: socket.socket | None = None
 
     def flush(self) -> None:
         """Send what was appended since. Never raises, never waits."""
-        if not (self.publish or self.load or self.saved):
+        if not (self.publish or self.saved):
             return
         try:
             if self._socket is None:
@@ -61,13 +59,12 @@ class SideChannelSender:
             for start in range(0, len(self.saved), MAX_SAVED):
                 text = json.dumps(self.saved[start : start + MAX_SAVED])
                 self._socket.sendto(SAVED + text.encode(), self._address)
-            for kind, times in ((PUBLISH, self.publish), (LOAD, self.load)):
-                if times:
-                    self._socket.sendto(kind + array.array("d", times[:MAX_TIMES]).tobytes(), self._address)
+            if self.publish:
+                times = array.array("d", self.publish[:MAX_TIMES])
+                self._socket.sendto(PUBLISH + times.tobytes(), self._address)
         except OSError as error:
             logger.debug("this step is not reported to the scheduler: %s", error)
         self.publish.clear()
-        self.load.clear()
         self.saved.clear()
 
 
@@ -75,8 +72,9 @@ class SideChannelReceiver:
     """The scheduler's side. Takes only what processes of this user send."""
 
     def __init__(self, engine: int) -> None:
-        self._times: dict[bytes, list[float]] = {}
+        self._times: list[float] = []
         self._saved: list[Saved] = []
+        self._buffer = bytearray(MAX_BYTES)
         self._socket: socket.socket | None = None
         receiver = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
@@ -84,14 +82,14 @@ class SideChannelReceiver:
             receiver.bind(_address(engine))
         except OSError as error:
             receiver.close()
-            logger.warning("times of publishing and loading are not in the metrics: %s", error)
+            logger.warning("times of publishing are not in the metrics: %s", error)
         else:
             self._socket = receiver
 
-    def take_times(self) -> dict[bytes, list[float]]:
-        """The times that have come in since, by PUBLISH and LOAD."""
+    def take_times(self) -> list[float]:
+        """The times of publishing that have come in since, in seconds."""
         self._receive()
-        taken, self._times = self._times, {}
+        taken, self._times = self._times, []
         return taken
 
     def take_saved(self) -> list[Saved]:
@@ -103,20 +101,18 @@ class SideChannelReceiver:
     def _receive(self) -> None:
         while self._socket is not None:
             try:
-                message, ancillary, flags, _ = self._socket.recvmsg(
-                    MAX_BYTES, socket.CMSG_SPACE(_CREDENTIALS.size)
+                size, ancillary, flags, _ = self._socket.recvmsg_into(
+                    [self._buffer], socket.CMSG_SPACE(_CREDENTIALS.size)
                 )
             except OSError:  # nothing more, usually
                 break
             if flags & socket.MSG_TRUNC or not _is_of_this_user(ancillary):
                 continue
-            kind, content = message[:1], message[1:]
+            kind, content = bytes(self._buffer[:1]), bytes(self._buffer[1:size])
             if kind == SAVED:
                 self._saved += _decode_saved(content)
-            elif kind in (PUBLISH, LOAD) and len(content) % 8 == 0:
-                times = [s for s in array.array("d", content) if math.isfinite(s) and s >= 0]
-                if times:
-                    self._times.setdefault(kind, []).extend(times)
+            elif kind == PUBLISH and len(content) % 8 == 0:
+                self._times += [s for s in array.array("d", content) if math.isfinite(s) and s >= 0]
 
     def close(self) -> None:
         """Take no more."""

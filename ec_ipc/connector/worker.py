@@ -58,7 +58,6 @@ class WorkerHalf:
                 copies=self._config.read_mode == "copy",
                 device=device,
                 counts_reads=first_rank,
-                channel=self._channel,
             )
         identity.introduce(store, self._vllm_config, identity.worker_role(self._config.role))
 

@@ -30,9 +30,7 @@ def test_the_timer_copies_on_the_stream_of_the_steps(monkeypatch: pytest.MonkeyP
     store: Any = SimpleNamespace(
         segment=SimpleNamespace(pressure=0, count=lambda counter: None), on_maintenance=None
     )
-    worker = ConsumerWorker(
-        store, copies=False, device=torch.device("cuda"), counts_reads=False, channel=SimpleNamespace()
-    )
+    worker = ConsumerWorker(store, copies=False, device=torch.device("cuda"), counts_reads=False)
     cache: dict[str, Any] = {"a": torch.ones(3).as_subclass(Recorded)}
     worker.start_load_caches(StepMetadata(), cache)
     worker._views["a"] = cache["a"].data_ptr()

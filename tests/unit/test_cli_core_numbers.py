@@ -26,15 +26,17 @@ def test_holds_are_counted_by_participant(file: SegmentFile) -> None:
     assert e.holds_by_slot() == {}
 
 
-def test_counters_of_a_slot_are_those_of_its_participant_in_the_order_of_the_sum(file: SegmentFile) -> None:
+def test_counters_of_slots_are_those_of_their_participants_in_the_order_of_the_sum(file: SegmentFile) -> None:
     e, pd = file.producer(), file.reader()
     put(e, 1, nbytes=1000)
     pd.count("misses", 3)
     names = list(e.counters())
-    assert dict(zip(names, e.counters_of(e.slot), strict=True))["bytes_published"] == 1000
-    assert dict(zip(names, pd.counters_of(pd.slot), strict=True)) == {
+    assert dict(zip(names, e.counters_of([e.slot]), strict=True))["bytes_published"] == 1000
+    assert dict(zip(names, pd.counters_of([pd.slot]), strict=True)) == {
         **dict.fromkeys(names, 0),
         "misses": 3,
     }
+    assert e.counters_of([e.slot, pd.slot]) == tuple(e.counters().values())
+    assert not any(e.counters_of([]))
     with pytest.raises(ValueError, match="36"):
-        e.counters_of(_core.MAX_PARTICIPANTS)
+        e.counters_of([e.slot, _core.MAX_PARTICIPANTS])
