@@ -91,7 +91,7 @@ docs-check: venv  ## run the documented commands; check deploy files and the pac
 
 bench: venv  ## what hand-over costs, next to what else does it (BENCH=--full: more rounds)
 	@$(PY) -c "import matplotlib" 2>/dev/null || $(PY) -m pip install --quiet matplotlib
-	@for name in transfer directory reclaim epd; do $(PY) -m benchmarks.bench_$$name $(BENCH) || exit 1; done
+	@for name in transfer directory reclaim hooks epd; do $(PY) -m benchmarks.bench_$$name $(BENCH) || exit 1; done
 	@$(PY) -m benchmarks.report
 
 gpu-check:  ## on a machine with an NVIDIA GPU, without network: tests and benchmarks on it (OUT=folder)

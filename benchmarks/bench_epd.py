@@ -124,7 +124,7 @@ def main() -> None:
         check_answers(all_of_them)
         memory = Memory(all_of_them)
         for at_once, repeated in itertools.product(AT_ONCE, (False, True)):
-            rounds = options.rounds or (24 if at_once == 1 else 6) * (4 if options.full else 1)
+            rounds = options.rounds or (32 if at_once == 1 else 8) * (4 if options.full else 1)
             name = f"{at_once} at once, {'repeated' if repeated else 'fresh'}"
             results[name] = measure(all_of_them, at_once, repeated, rounds)
             show(name, results[name])

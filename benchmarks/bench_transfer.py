@@ -2,14 +2,16 @@
 
     python -m benchmarks.bench_transfer [--full] [--sizes 65536,16777216]
 
-Two real processes with one torch thread each. All rows take turns in every round; the hand-over is
-wall time from the beginning of the publication to the reader's having touched the last byte. The CPU time
-of both processes is what is left of it when the machine has other work as well.
+Two real processes, with one torch thread each and then with one for each core. All rows run in every round,
+in an order of its own; the hand-over is wall time from the beginning of the publication to the reader's
+having touched the last byte. The CPU time of both processes is what is left of it when the machine has
+other work as well.
 """
 
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
 import time
 import traceback
 from collections.abc import Iterator
@@ -33,9 +35,9 @@ def rounds_for(nbytes: int, full: bool) -> int:
     return few * (5 if full else 1)
 
 
-def reader(places: Places, control: Connection) -> None:
+def reader(places: Places, control: Connection, threads: int) -> None:
     """The other process: does what it is told, and says when it was done with each part."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     rows = [row(places, writes=False) for row in ROWS]
     control.send("ready")
     while (order := control.recv()) is not None:
@@ -63,8 +65,8 @@ def reader(places: Places, control: Connection) -> None:
 class Writer:
     """This process: one hand-over at a time."""
 
-    def __init__(self, places: Places, control: Connection) -> None:
-        torch.set_num_threads(1)
+    def __init__(self, places: Places, control: Connection, threads: int) -> None:
+        torch.set_num_threads(threads)
         self.rows = [row(places, writes=True) for row in ROWS]
         self.control = control
         self.count = 0
@@ -136,20 +138,20 @@ def measure(writer: Writer, nbytes: int, rounds: int) -> dict[str, dict[str, Any
     }
 
 
-def run(sizes: list[int], full: bool) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
+def run(sizes: list[int], threads: int, full: bool) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
     """The results of each size, as soon as they are there."""
     context = mp.get_context("spawn")
     places = Places.make(torch_mp.get_context("spawn").Queue())
     ours, theirs = context.Pipe()
     writer = process = None
     try:
-        writer = Writer(places, ours)
-        process = context.Process(target=reader, args=(places, theirs), daemon=True)
+        writer = Writer(places, ours, threads)
+        process = context.Process(target=reader, args=(places, theirs, threads), daemon=True)
         process.start()
         ours.recv()
         for nbytes in sizes:
             rows = measure(writer, nbytes, rounds_for(nbytes, full))
-            show(nbytes, rows)
+            show(nbytes, threads, rows)
             yield nbytes, rows
     finally:
         if writer is not None and process is not None:
@@ -158,8 +160,9 @@ def run(sizes: list[int], full: bool) -> Iterator[tuple[int, dict[str, dict[str,
         places.remove()
 
 
-def show(nbytes: int, rows: dict[str, dict[str, Any]]) -> None:
-    print(f"\n{size_name(nbytes):28}" + "".join(f"{phase:>11}" for phase in PHASES) + "   of ec_ipc (CPU)")
+def show(nbytes: int, threads: int, rows: dict[str, dict[str, Any]]) -> None:
+    phases = "".join(f"{phase:>11}" for phase in PHASES)
+    print(f"\n{f'{size_name(nbytes)}, {threads} threads':28}{phases}   of ec_ipc (CPU)")
     for name, numbers in rows.items():
         spans = "".join(f"{microseconds(numbers[phase]['median']):>11}" for phase in PHASES)
         factors = (numbers[key]["median"] for key in ("of_ec_ipc", "cpu_of_ec_ipc"))
@@ -170,11 +173,11 @@ def main() -> None:
     options = arguments(__doc__, sizes={"default": "", "help": "bytes, separated by commas"})
     sizes = [int(size) for size in options.sizes.split(",") if size] or list(SIZES)
     report = Report("bench_transfer", "full" if options.full else "short")
-    results = {}
-    for nbytes, rows in run(sizes, options.full):
-        results[str(nbytes)] = rows
-        path = report.write(options.out, sizes=results)
-    print(path)
+    results: dict[str, dict[str, Any]] = {}
+    for threads in sorted({1, os.cpu_count() or 1}):
+        for nbytes, rows in run(sizes, threads, options.full):
+            results.setdefault(str(threads), {})[str(nbytes)] = rows
+    print(report.write(options.out, threads=results))
 
 
 if __name__ == "__main__":

@@ -18,14 +18,15 @@ MIB = 1 << 20
 def draw(found: dict[str, Data], folder: Path) -> None:
     """Whatever there is data for."""
     if "bench_transfer" in found:
-        transfer(found["bench_transfer"], folder / "transfer.png")
+        for threads, sizes in found["bench_transfer"]["threads"].items():
+            transfer(sizes, folder / f"transfer_{threads}.png")
     if "bench_epd" in found:
         memory(found["bench_epd"], folder / "epd_memory.png")
 
 
 def transfer(data: Data, path: Path) -> None:
     """Hand-over over size, with the quartiles as a band."""
-    sizes = {int(size): rows for size, rows in data["sizes"].items()}
+    sizes = {int(size): rows for size, rows in data.items()}
     figure, axes = plt.subplots(figsize=(8, 5))
     for name in next(iter(sizes.values())):
         spans = [rows[name]["hand-over"] for rows in sizes.values()]

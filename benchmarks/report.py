@@ -32,12 +32,24 @@ def times(numbers: dict[str, float]) -> str:
     return f"{numbers['median']:.2f} ({numbers['q1']:.2f} to {numbers['q3']:.2f})"
 
 
+def slowest(numbers: dict[str, float]) -> str:
+    """p99, of enough samples to speak of one."""
+    return microseconds(numbers["p99" if numbers["n"] >= 100 else "max"])
+
+
 def spread(numbers: dict[str, float], unit: Callable[[float], str]) -> str:
     return f"{unit(numbers['median'])} ({unit(numbers['q1'])} to {unit(numbers['q3'])})"
 
 
 def transfer(data: Data) -> str:
-    sizes = {int(size): rows for size, rows in data["sizes"].items()}
+    parts = []
+    for threads, sizes in data["threads"].items():
+        parts.append(f"### With {threads} thread{'s' * (threads != '1')}\n")
+        parts.append(transfer_with(threads, {int(size): rows for size, rows in sizes.items()}))
+    return "\n".join(parts)
+
+
+def transfer_with(threads: str, sizes: dict[int, Data]) -> str:
     names = list(next(iter(sizes.values())))
     factors = table(
         ["", *(size_name(size) for size in sizes)],
@@ -52,20 +64,20 @@ def transfer(data: Data) -> str:
             ["", *(size_name(size) for size in sizes)],
             ([name, *(times(rows[name]["cpu_of_ec_ipc"]) for rows in sizes.values())] for name in names),
         ),
-        "![hand-over](results/transfer.png)\n",
-        "Medians of its parts, and p99 of the whole:\n",
+        f"![hand-over](results/transfer_{threads}.png)\n",
+        "Medians of its parts, and the slowest (p99, or of less than 100 the longest) of the whole:\n",
     ]
     for size, rows in sizes.items():
         body = (
             [
                 name,
                 *(microseconds(row[phase]["median"]) for phase in PHASES),
-                microseconds(row["hand-over"]["p99"]),
+                slowest(row["hand-over"]),
                 f"{row['copied_bytes'] // size}",
             ]
             for name, row in rows.items()
         )
-        parts.append(table([f"**{size_name(size)}**", *PHASES, "p99", "copies"], body))
+        parts.append(table([f"**{size_name(size)}**", *PHASES, "slowest", "copies"], body))
     return "\n".join(parts)
 
 
@@ -113,6 +125,16 @@ def epd(data: Data) -> str:
     )
     parts.append("The connectors' own CPU time per request, all hooks of an engine's processes together:\n")
     parts.append(table(["", "all hooks", "the costliest"], hooks))
+    parts.append(
+        "Memory: the most that embeddings took in shared memory, what is set apart for them there, and what "
+        "all processes have for themselves at the end, most of it vLLM's and torch's:\n"
+    )
+    lines = []
+    for name, private in data["private_bytes"].items():
+        points = data["memory"][name]
+        cells = (max(point[at] for point in points) for at in (1, 2))
+        lines.append([name, *(f"{cell / (1 << 20):.0f} MiB" for cell in (*cells, private))])
+    parts.append(table(["", "in use, the most", "set apart", "private"], lines))
     parts.append("![memory in use](results/epd_memory.png)\n")
     return "\n".join(parts)
 
@@ -120,6 +142,13 @@ def epd(data: Data) -> str:
 def _costliest(spent: dict[str, float]) -> str:
     hooks = sorted((item for item in spent.items() if item[0] != "all"), key=lambda item: -item[1])
     return ", ".join(f"{name} {value:.0f} us" for name, value in hooks[:3])
+
+
+def hooks_alone(data: Data) -> str:
+    ways = data["per_request_us"]
+    names = sorted(next(iter(ways.values())), key=lambda hook: -next(iter(ways.values()))[hook]["median"])
+    body = ([name, *(spread(hooks[name], microseconds) for hooks in ways.values())] for name in names)
+    return table(["CPU time per request, PD", *ways], body)
 
 
 def reclaim(data: Data) -> str:
@@ -135,6 +164,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Data], str]]] = {
     "bench_transfer": ("Hand-over of one embedding", transfer),
     "bench_directory": ("The directory", directory),
     "bench_epd": ("Real engines", epd),
+    "bench_hooks": ("The connector's hooks at PD, without an engine", hooks_alone),
     "bench_reclaim": ("Reclaim", reclaim),
 }
 
@@ -153,7 +183,8 @@ def conditions(data: Data) -> str:
 
 
 def _line(target: Target) -> list[str]:
-    return [target.what, target.wanted, target.found, "yes" if target.reached else "no"]
+    reached = {True: "yes", False: "no", None: "undecided"}[target.reached]
+    return [target.what, target.wanted, target.found, reached]
 
 
 def main() -> None:
@@ -166,7 +197,7 @@ def main() -> None:
         "# Results\n",
         "Written by `make bench`, which runs every benchmark and keeps the numbers in `results/`. Rounds of "
         "all rows take turns, so that whatever else the machine does meets all of them; a ratio is taken "
-        "within a round. In brackets: the quartiles.\n",
+        "within a round. In brackets: the quartiles, if nothing else is said.\n",
     ]
     if NOTES_MD.exists():
         parts.append(NOTES_MD.read_text())

@@ -33,6 +33,7 @@ HOOKS = (
     "start_load_caches",
     "build_connector_worker_meta",
     "get_ec_connector_stats",
+    "may_allocate",
 )
 
 
@@ -71,19 +72,23 @@ def read_totals(folder: Path) -> dict[str, dict[str, tuple[int, int]]]:
     return roles
 
 
-def _clock(connector: Any, role: ECConnectorRole) -> None:
+def clock(connector: Any, role: ECConnectorRole) -> None:
+    """Put a clock around every hook of a connector."""
     totals = Totals(Path(os.environ[FOLDER]) / f"{role.name.lower()}.{os.getpid()}")
     for index, name in enumerate(HOOKS):
-        setattr(connector, name, totals.clocked(index, getattr(connector, name)))
+        # What our encoder-cache manager asks is asked of the half, and is a hook of ours as well.
+        owner = connector if hasattr(connector, name) else getattr(connector, "_scheduler", None)
+        if hasattr(owner, name):
+            setattr(owner, name, totals.clocked(index, getattr(owner, name)))
 
 
 class TimedIPC(ECIPCConnector):
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
-        _clock(self, role)
+        clock(self, role)
 
 
 class TimedExample(ECExampleConnector):
     def __init__(self, vllm_config: Any, role: ECConnectorRole) -> None:
         super().__init__(vllm_config, role)
-        _clock(self, role)
+        clock(self, role)

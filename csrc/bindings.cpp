@@ -1,5 +1,6 @@
 // The module ec_ipc._core: constants, errors, and what needs no Segment.
 #include "bindings.h"
+#include "copy.h"
 
 #include <nanobind/stl/string.h>
 
@@ -26,6 +27,7 @@ void bind_constants(nb::module_& m) {
   m.attr("HANDLE_BYTES") = kHandleBytes;
   m.attr("DEVICE_BYTES") = kDeviceBytes;
   m.attr("ALIGNMENT") = kAlignment;
+  m.attr("COPY_THREAD_BYTES") = kThreadBytes;
 }
 
 void bind_enums(nb::module_& m) {

@@ -33,14 +33,14 @@ PyMapping make_mapping(int fd, u64 nbytes, bool populate) {
 }
 
 // Bytes of this process at `address`. The caller keeps them alive and still.
-void write(const PyMapping& mapping, u64 offset, std::uintptr_t address, u64 nbytes) {
+void write(const PyMapping& mapping, u64 offset, std::uintptr_t address, u64 nbytes, u64 threads) {
   if (nbytes > mapping.memory->size() || offset > mapping.memory->size() - nbytes) {
     throw SegmentError("a write of " + std::to_string(nbytes) + " bytes at " + std::to_string(offset) +
                        " ends outside of the mapping's " + std::to_string(mapping.memory->size()));
   }
   const nb::gil_scoped_release released;
   copy_bytes(static_cast<std::byte*>(mapping.memory->data()) + offset,
-             reinterpret_cast<const std::byte*>(address), nbytes);
+             reinterpret_cast<const std::byte*>(address), nbytes, threads);
 }
 
 // A DLPack capsule of `code` and `bits`, as its dtypes are written, over the extent in the pin's arena.
@@ -88,7 +88,7 @@ void bind_memory(nb::module_& m) {
   nb::class_<PyMapping>(m, "Mapping", nb::type_slots(mapping_slots), nb::is_weak_referenceable())
       .def(nb::new_(&make_mapping), "fd"_a, "nbytes"_a, "populate"_a)
       .def_prop_ro("nbytes", [](const PyMapping& self) { return self.memory->size(); })
-      .def("write", &write, "offset"_a, "address"_a, "nbytes"_a)
+      .def("write", &write, "offset"_a, "address"_a, "nbytes"_a, "threads"_a = 1)
       .def_prop_ro("address", [](const PyMapping& self) {
         return reinterpret_cast<std::uintptr_t>(self.memory->data());
       });

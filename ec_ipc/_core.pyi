@@ -21,6 +21,7 @@ FINGERPRINT_BYTES: int  # 32
 HANDLE_BYTES: int  # 64, a CUDA IPC memory handle
 DEVICE_BYTES: int  # 16, a device UUID
 ALIGNMENT: int  # every extent starts at a multiple of it
+COPY_THREAD_BYTES: int  # the least that a thread is begun for
 
 class ECIPCError(RuntimeError): ...
 class SegmentError(ECIPCError): ...
@@ -65,8 +66,9 @@ class Mapping:
         """Takes ownership of fd (closes it after mapping). SegmentError when fd is shorter."""
     nbytes: int
     address: int
-    def write(self, offset: int, address: int, nbytes: int) -> None:
-        """Copy from an address of this process, without the GIL. SegmentError when it does not fit."""
+    def write(self, offset: int, address: int, nbytes: int, threads: int = 1) -> None:
+        """Copy from an address of this process, without the GIL, with up to so many threads, each of which
+        gets COPY_THREAD_BYTES or more. SegmentError when it does not fit."""
 
 class Found:
     entry: int

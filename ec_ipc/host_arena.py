@@ -1,5 +1,7 @@
 """The arena in host memory: one POSIX shared-memory object, reserved and mapped in full at start."""
 
+import os
+
 import torch
 from torch.utils.dlpack import from_dlpack
 
@@ -8,10 +10,6 @@ from ec_ipc.arena import Arena, ArenaMapping, Completion
 from ec_ipc.errors import ArenaUnavailable
 from ec_ipc.names import arena_name
 from ec_ipc.segment import DEFAULT_MODE, HOST
-
-# From here on torch's threads share a copy, where it may use more than one. It binds them to cores as the
-# engine was told; threads of our own would all inherit the core of the one that publishes.
-SHARED_COPY_BYTES = 1 << 20
 
 
 class HostArena(Arena):
@@ -26,9 +24,8 @@ class HostArena(Arena):
     def write(self, offset: int, source: torch.Tensor) -> Completion | None:
         if self._mapping is None:
             raise ArenaUnavailable("the arena has been closed; open a new store to publish")
-        plain = source.is_cpu and source.is_contiguous() and not source.is_neg()
-        if plain and (source.nbytes < SHARED_COPY_BYTES or torch.get_num_threads() == 1):
-            self._mapping.write(offset, source.data_ptr(), source.nbytes)
+        if source.is_cpu and source.is_contiguous() and not source.is_neg():
+            self._mapping.write(offset, source.data_ptr(), source.nbytes, _threads(source.nbytes))
         else:
             extent = torch.frombuffer(self._mapping, dtype=torch.uint8)[offset : offset + source.nbytes]
             extent.view(source.dtype).view(source.shape).copy_(source.detach())
@@ -36,6 +33,14 @@ class HostArena(Arena):
 
     def close(self) -> None:
         self._mapping = None
+
+
+def _threads(nbytes: int) -> int:
+    """For a copy: as many as torch may use, and no more than the cores that this thread is bound to, as the
+    threads that it begins are bound to them too."""
+    if nbytes < 2 * _core.COPY_THREAD_BYTES:
+        return 1
+    return min(torch.get_num_threads(), len(os.sched_getaffinity(0)))
 
 
 class HostArenaMapping(ArenaMapping):

@@ -1,14 +1,13 @@
 """Copies into a host arena: every size, order of bytes and kind of tensor arrives as it was."""
 
 import os
-from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
 from ec_ipc import _core
 from ec_ipc.errors import SegmentError
-from ec_ipc.host_arena import HostArena
+from ec_ipc.host_arena import HostArena, _threads
 
 MIB = 1 << 20
 STREAMED = 4 * MIB
@@ -21,25 +20,35 @@ def arena(nbytes: int) -> tuple[HostArena, torch.Tensor]:
     return HostArena(mapping), torch.frombuffer(mapping, dtype=torch.uint8)
 
 
-@pytest.fixture
-def torch_threads() -> Iterator[Callable[[int], None]]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
+SIZES = [1, 4095, STREAMED - 1, STREAMED, STREAMED + 1, STREAMED + 5 * 4096 + 3, 3 * STREAMED + 77]
 
 
-@pytest.mark.parametrize("nbytes", [1, 4095, STREAMED - 1, STREAMED, STREAMED + 1, STREAMED + 5 * 4096 + 3])
+@pytest.mark.parametrize("nbytes", SIZES)
 @pytest.mark.parametrize("skew", [0, 1])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_bytes_arrive_whatever_their_number_and_address(
-    nbytes: int, skew: int, threads: int, torch_threads: Callable[[int], None]
-) -> None:
-    torch_threads(threads)
+@pytest.mark.parametrize("threads", [0, 1, 2, 3, 1000])
+def test_bytes_arrive_whatever_their_number_and_address(nbytes: int, skew: int, threads: int) -> None:
     own, there = arena(nbytes + 512)
     source = torch.randint(0, 256, (nbytes + skew,), dtype=torch.uint8)[skew:]
-    own.write(256, source)
+    assert own._mapping is not None
+    own._mapping.write(256, source.data_ptr(), nbytes, threads)
     assert torch.equal(there[256 : 256 + nbytes], source)
     assert not there[:256].any() and not there[256 + nbytes :].any()
+
+
+def test_a_copy_takes_the_threads_that_torch_has_where_it_is_bound_to_as_many_cores() -> None:
+    torch_before, cores_before = torch.get_num_threads(), os.sched_getaffinity(0)
+    try:
+        torch.set_num_threads(3)
+        assert _threads(8 * MIB) == min(3, len(cores_before))
+        assert _threads(8 * MIB - 1) == 1
+        torch.set_num_threads(1)
+        assert _threads(64 * MIB) == 1
+        torch.set_num_threads(3)
+        os.sched_setaffinity(0, {min(cores_before)})
+        assert _threads(64 * MIB) == 1
+    finally:
+        os.sched_setaffinity(0, cores_before)
+        torch.set_num_threads(torch_before)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +65,13 @@ def test_what_is_no_plain_row_of_bytes_arrives_too(source: torch.Tensor) -> None
     own, there = arena(4096)
     own.write(0, source)
     assert torch.equal(there[: source.nbytes].view(source.dtype).view(source.shape), source)
+
+
+def test_a_large_tensor_arrives() -> None:
+    own, there = arena(16 * MIB)
+    source = torch.randn(3 * MIB + 1)
+    own.write(256, source)
+    assert torch.equal(there[256 : 256 + source.nbytes].view(torch.float32), source)
 
 
 def test_a_write_beyond_the_mapping_is_refused() -> None:
