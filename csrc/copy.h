@@ -57,7 +57,8 @@ inline void copy_alone(std::byte* to, const std::byte* from, std::size_t nbytes)
 
 // The same by up to so many threads, this one among them.
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t nbytes, std::size_t threads) {
-  const std::size_t parts = std::clamp<std::size_t>(nbytes / kThreadBytes, 1, std::max<std::size_t>(threads, 1));
+  const std::size_t parts =
+      std::clamp<std::size_t>(nbytes / kThreadBytes, 1, std::max<std::size_t>(threads, 1));
   constexpr std::size_t kLine = 64;
   const std::size_t part = nbytes / parts / kLine * kLine;
   std::vector<std::jthread> others;
