@@ -22,18 +22,21 @@ struct Token {
 };
 
 // What an entry says beside its word. Stable while the word is not FREE and keeps its generation.
+// Not initialised: a look-up writes all of it, and to clear it first would take as long.
 struct Fields {
-  Digest digest{};
-  ArenaRef arena{};
-  u64 offset = 0;
-  u64 nbytes = 0;
-  u64 epoch = 0;
-  u64 dtype = 0;
-  u64 rank = 0;
-  std::array<u64, kMaxRank> shape{};
+  Fields() {}
+  Digest digest;
+  ArenaRef arena;
+  u64 offset;
+  u64 nbytes;
+  u64 epoch;
+  u64 dtype;
+  u64 rank;
+  std::array<u64, kMaxRank> shape;
 };
 
 struct Found {
+  Found() {}
   Token token;
   Word word;
   Fields fields;

@@ -42,10 +42,23 @@ struct Bystanders {
   Bystanders() {
     theirs = *put(*producer, request(kTheirs, 100, 2)).token;
     view = reader->pin(key(kTheirs));
-    // What the child works on: announced three times, of which only the deadline will say anything.
-    shared = *put(*producer, request(kShared, 100, 3, true, 0)).token;
+    // What the child works on. Announced three times; what of that is left ends at its deadline.
+    shared = *put(*producer, request(kShared, 100, 3)).token;
   }
 };
+
+// Makes the shared entry's announcements due. Not from the start: whoever joins takes back what is overdue.
+void pass_deadline(const Participant& any, const Bystanders& b) {
+  const u64& deadline = any.segment().view().entries[b.shared.entry].deadline_ns;
+  SystemPolicy().store(const_cast<u64&>(deadline), 1);
+}
+
+// What an operation prepares and does has to happen, or its deaths say nothing.
+template <class Result>
+Result must(Result result) {
+  if (!result) std::abort();
+  return result;
+}
 
 // The child's own objects, made after the fork.
 struct Child {
@@ -78,21 +91,25 @@ const Operation kOperations[] = {
      }},
     {"reserve", join_as_producer,
      [](Child& c, const Bystanders&) { c.self->reserve(request(kOwn, 100, 1, true, 0), kPatience); }},
-    {"publish", reserve_own, [](Child& c, const Bystanders&) { c.self->publish(c.token, 1); }},
-    {"abort", reserve_own, [](Child& c, const Bystanders&) { c.self->abort(c.token); }},
+    {"publish", reserve_own, [](Child& c, const Bystanders&) { must(c.self->publish(c.token, 1)); }},
+    {"abort", reserve_own, [](Child& c, const Bystanders&) { must(c.self->abort(c.token)); }},
     {"announce", join_as_producer,
-     [](Child& c, const Bystanders&) { c.self->announce(key(kShared), 2, 0, kPatience); }},
-    {"pin", join_as_reader, [](Child& c, const Bystanders&) { c.view = c.self->pin(key(kTheirs)); }},
+     [](Child& c, const Bystanders&) { must(c.self->announce(key(kShared), 2, 0, kPatience).token); }},
+    {"pin", join_as_reader, [](Child& c, const Bystanders&) { c.view = must(c.self->pin(key(kTheirs))); }},
     {"unpin",
      [](Child& c, const Bystanders& b) {
        join_as_reader(c, b);
-       c.view = c.self->pin(key(kShared));
-       c.self->settle(c.view->token, 3);
+       c.view = must(c.self->pin(key(kShared)));
+       must(c.self->settle(c.view->token, 3));
      },
      [](Child& c, const Bystanders&) { c.self->unpin(c.view->token); }},
-    {"settle", join_as_reader, [](Child& c, const Bystanders& b) { c.self->settle(b.shared, 3); }},
-    // The shared entry is overdue.
-    {"expire", join_as_reader, [](Child& c, const Bystanders&) { c.self->maintain(kPatience); }},
+    {"settle", join_as_reader, [](Child& c, const Bystanders& b) { must(c.self->settle(b.shared, 3)); }},
+    {"expire",
+     [](Child& c, const Bystanders& b) {
+       join_as_reader(c, b);
+       pass_deadline(*c.self, b);
+     },
+     [](Child& c, const Bystanders&) { must(c.self->maintain(kPatience).expired); }},
     {"evict",
      [](Child& c, const Bystanders& b) {
        join_as_producer(c, b);
@@ -104,10 +121,10 @@ const Operation kOperations[] = {
      [](Child& c, const Bystanders& b) {
        join_as_reader(c, b);
        const Handle dead = b.segment.producer(kAlignment);
-       dead->pin(key(kTheirs));
+       must(dead->pin(key(kTheirs)));
        dead->reserve(request(kOwn, 100, 1, true, 0), kPatience);
      },
-     [](Child& c, const Bystanders&) { c.self->maintain(kPatience); }},
+     [](Child& c, const Bystanders&) { must(c.self->maintain(kPatience).reclaimed); }},
     {"forget_arena",
      [](Child& c, const Bystanders& b) {
        join_as_reader(c, b);
@@ -128,15 +145,16 @@ const Operation kOperations[] = {
     {"leave",
      [](Child& c, const Bystanders& b) {
        reserve_own(c, b);
-       c.view = c.self->pin(key(kTheirs));
+       c.view = must(c.self->pin(key(kTheirs)));
        c.self->unpin(c.view->token);
      },
-     [](Child& c, const Bystanders&) { c.self->leave(kPatience); }},
+     [](Child& c, const Bystanders&) { must(c.self->leave(kPatience)); }},
 };
 
 // What is wrong after the death, or nothing.
 std::string examine(Bystanders& b) {
   Participant& watcher = *b.reader;
+  if (watcher.find(key(kShared))) pass_deadline(watcher, b);
   // As every participant does by timer: what the dead held, then their arenas, then what lay in them.
   watcher.maintain(kPatience);
   for (unsigned slot = 0; slot < kMaxParticipants; ++slot) {

@@ -34,7 +34,13 @@ long request(int what, pid_t child, void* address, void* data) {
 bool wait_for_stop(pid_t child) {
   int status = 0;
   if (::waitpid(child, &status, 0) != child) fail("waitpid");
-  if (WIFSTOPPED(status)) return true;
+  if (WIFSTOPPED(status)) {
+    // A fault would stop it at the same instruction for ever.
+    const int signal = WSTOPSIG(status);
+    if (signal == SIGTRAP || signal == SIGSTOP) return true;
+    std::fprintf(stderr, "the child got signal %d in its operation\n", signal);
+    std::abort();
+  }
   if (WIFEXITED(status) && WEXITSTATUS(status) != 0) {
     std::fprintf(stderr, "the child ended with %d\n", WEXITSTATUS(status));
     std::abort();
