@@ -23,7 +23,7 @@ import torch
 
 from ec_ipc import Store
 
-from .measure import REPO, Report, arguments, interleave, summary
+from .measure import REPO, Report, arguments, interleave, quantile, summary
 
 LIVE = (10, 4000)
 PROCESSES = (1, 2, 4, 8, 16)
@@ -47,6 +47,17 @@ def from_cpp(scale: float) -> list[dict[str, Any]]:
     """One dict a measurement; nanoseconds per operation."""
     output = subprocess.run([core_program(), str(scale)], check=True, capture_output=True, text=True).stdout
     return [{"from": "C++", **json.loads(line)} for line in output.splitlines()]
+
+
+def middle(runs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Of each number the median over several runs: the clock of a processor is not the same all the time."""
+    return [
+        {
+            name: value if isinstance(value, (str, int)) else quantile([row[name] for row in rows], 0.5)
+            for name, value in rows[0].items()
+        }
+        for rows in zip(*runs, strict=True)
+    ]
 
 
 def batch(times: int, body: Callable[[], Any]) -> Callable[[], float]:
@@ -153,9 +164,12 @@ def all_counts_of_processes(one_key: bool, batches: int, rounds: int) -> list[di
 def main() -> None:
     options = arguments(__doc__)
     report = Report("bench_directory", "full" if options.full else "short")
-    rows = shown(from_cpp(5 if options.full else 1))
+    scale = 3 if options.full else 0.5
+    runs, python = [from_cpp(scale)], []
     for live in LIVE:
-        rows += shown(from_python(live, 100 if options.full else 30))
+        python += shown(from_python(live, 100 if options.full else 30))
+        runs.append(from_cpp(scale))
+    rows = shown(middle(runs)) + python
     for one_key in (False, True):
         rows += shown(all_counts_of_processes(one_key, batches=10, rounds=15 if options.full else 3))
     print(report.write(options.out, rows=rows))

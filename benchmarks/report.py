@@ -146,7 +146,8 @@ def _costliest(spent: dict[str, float]) -> str:
 
 def hooks_alone(data: Data) -> str:
     ways = data["per_request_us"]
-    names = sorted(next(iter(ways.values())), key=lambda hook: -next(iter(ways.values()))[hook]["median"])
+    first = next(iter(ways.values()))
+    names = sorted((hook for hook in first if first[hook]["max"]), key=lambda hook: -first[hook]["median"])
     body = ([name, *(spread(hooks[name], microseconds) for hooks in ways.values())] for name in names)
     return table(["CPU time per request, PD", *ways], body)
 
