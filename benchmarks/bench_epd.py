@@ -3,7 +3,8 @@
     python -m benchmarks.bench_epd [--full]
 
 The model has random weights, one layer, and 9 MiB of embeddings an image. All deployments are up at
-once and take turns; a picture is fresh (nobody has seen it) or repeated (the same one every time).
+once and take turns; a picture is fresh (nobody has seen it) or repeated (the same one every time). They
+are started several times: which of two equal engines is quicker is settled for as long as they run.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import statistics
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any
 
 from examples.demo.chat import Picture, picture
@@ -63,32 +65,72 @@ def burst(deployment: Deployment, pictures: list[Picture]) -> list[Timing]:
         return list(pool.map(lambda one: deployment.ask([one]), pictures))
 
 
-def measure(all_of_them: list[Deployment], at_once: int, repeated: bool, rounds: int) -> dict[str, Any]:
-    """Deployment -> what -> milliseconds, a number per burst: the mean over its requests."""
+@dataclass
+class Taken:
+    """What one load has brought so far, over all boots."""
+
+    spans: dict[str, dict[str, list[float]]] = field(default_factory=dict)  # deployment -> what -> ms a burst
+    boots: list[dict[str, float]] = field(default_factory=list)  # deployment -> median TTFT of ec_ipc's
+    hooks: dict[str, list[dict[str, dict[str, float]]]] = field(default_factory=dict)
+
+    def add(
+        self, bursts: dict[str, list[list[Timing]]], hooks: dict[str, dict[str, dict[str, float]]]
+    ) -> None:
+        """The bursts of one boot."""
+        boot = {
+            name: {
+                what: [statistics.fmean(getattr(one, what) for one in timings) * 1e3 for timings in taken]
+                for what in ("encode", "ttft", "end_to_end")
+            }
+            for name, taken in bursts.items()
+        }
+        for name, spans in boot.items():
+            for what, numbers in spans.items():
+                self.spans.setdefault(name, {}).setdefault(what, []).extend(numbers)
+            self.hooks.setdefault(name, []).append(hooks[name])
+        self.boots.append(
+            {n: round(ratio(s["ttft"], boot["ec_ipc"]["ttft"])["median"], 3) for n, s in boot.items()}
+        )
+
+    def result(self) -> dict[str, Any]:
+        """Deployment -> what -> summary."""
+        ours = self.spans["ec_ipc"]
+        return {
+            name: {
+                **{what: summary(numbers) for what, numbers in spans.items()},
+                "ttft_of_ec_ipc": ratio(spans["ttft"], ours["ttft"]),
+                "ttft_of_ec_ipc_by_boot": [boot[name] for boot in self.boots],
+                "end_to_end_of_ec_ipc": ratio(spans["end_to_end"], ours["end_to_end"]),
+                "hooks_us_per_request": mean_of(self.hooks[name]),
+            }
+            for name, spans in self.spans.items()
+        }
+
+
+def mean_of(boots: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]]:
+    """Engine -> hook -> microseconds, of those of several boots."""
+    return {
+        engine: {
+            hook: round(statistics.fmean(boot[engine].get(hook, 0.0) for boot in boots), 1)
+            for hook in {hook for boot in boots for hook in boot[engine]}
+        }
+        for engine in boots[0]
+    }
+
+
+def measure(all_of_them: list[Deployment], at_once: int, repeated: bool, rounds: int, taken: Taken) -> None:
+    """So many bursts of each deployment, in turns."""
     same = [fresh() for _ in range(at_once)]
     batches = {each.name: iter(lambda: same if repeated else [fresh() for _ in range(at_once)], None)
                for each in all_of_them}  # fmt: skip
     bodies = {each.name: (lambda each=each: burst(each, next(batches[each.name]))) for each in all_of_them}
     interleave(1, bodies)
     before = {each.name: each.hooks() for each in all_of_them}
-    taken = interleave(rounds, bodies)
-    spans = {
-        name: {
-            what: [statistics.fmean(getattr(one, what) for one in timings) * 1e3 for timings in bursts]
-            for what in ("encode", "ttft", "end_to_end")
-        }
-        for name, bursts in taken.items()
-    }
-    ours = spans["ec_ipc"]
-    return {
-        each.name: {
-            **{what: summary(numbers) for what, numbers in spans[each.name].items()},
-            "ttft_of_ec_ipc": ratio(spans[each.name]["ttft"], ours["ttft"]),
-            "end_to_end_of_ec_ipc": ratio(spans[each.name]["end_to_end"], ours["end_to_end"]),
-            "hooks_us_per_request": per_request(before[each.name], each.hooks(), rounds * at_once),
-        }
-        for each in all_of_them
-    }
+    bursts = interleave(rounds, bodies)
+    requests = rounds * at_once
+    taken.add(
+        bursts, {each.name: per_request(before[each.name], each.hooks(), requests) for each in all_of_them}
+    )
 
 
 def per_request(
@@ -117,21 +159,27 @@ def check_answers(all_of_them: list[Deployment]) -> None:
 
 
 def main() -> None:
-    options = arguments(__doc__, rounds={"type": int, "default": 0, "help": "instead of the usual number"})
+    options = arguments(__doc__, boots={"type": int, "default": 0, "help": "instead of the usual number"})
     report = Report("bench_epd", "full" if options.full else "short")
-    results: dict[str, Any] = {}
-    with deployments(make_model(MODEL)) as all_of_them:
-        check_answers(all_of_them)
-        memory = Memory(all_of_them)
-        for at_once, repeated in itertools.product(AT_ONCE, (False, True)):
-            rounds = options.rounds or (32 if at_once == 1 else 8) * (4 if options.full else 1)
-            name = f"{at_once} at once, {'repeated' if repeated else 'fresh'}"
-            results[name] = measure(all_of_them, at_once, repeated, rounds)
-            show(name, results[name])
-        samples = memory.stop()
-        resident = {each.name: each.resident_bytes() for each in all_of_them}
+    boots = options.boots or (6 if options.full else 3)
+    loads = {load: Taken() for load in itertools.product(AT_ONCE, (False, True))}
+    for _ in range(boots):
+        with deployments(make_model(MODEL)) as all_of_them:
+            check_answers(all_of_them)
+            memory = Memory(all_of_them)
+            for (at_once, repeated), taken in loads.items():
+                rounds = (12 if at_once == 1 else 3) * (2 if options.full else 1)
+                measure(all_of_them, at_once, repeated, rounds, taken)
+            samples = memory.stop()
+            resident = {each.name: each.resident_bytes() for each in all_of_them}
+    results = {
+        f"{at_once} at once, {'repeated' if repeated else 'fresh'}": taken.result()
+        for (at_once, repeated), taken in loads.items()
+    }
+    for load, rows in results.items():
+        show(load, rows)
     measured = {"loads": results, "memory": thin(samples), "private_bytes": resident}
-    print(report.write(options.out, embedding_bytes=EMBEDDING_BYTES, **measured))
+    print(report.write(options.out, embedding_bytes=EMBEDDING_BYTES, boots=boots, **measured))
 
 
 def thin(samples: dict[str, list[tuple[float, int, int]]]) -> dict[str, list[tuple[float, int, int]]]:

@@ -27,6 +27,7 @@ from .transfer_rows import ROWS, BareCopy, EcIpc, Places
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = (64 * KIB, MIB, 4 * MIB, 16 * MIB, 64 * MIB, 256 * MIB)
 WIDTH = 4096
+IDLE_S = 0.005  # before each hand-over: torch's threads spin for a while after the row before
 PHASES = ("publish", "look-up", "read", "touch", "hand-over", "CPU")
 
 
@@ -78,6 +79,7 @@ class Writer:
         source.view(-1)[0] = source.view(-1)[-1] = self.count
         tensor = row.prepare(source)
         key = f"item-{self.count}"
+        time.sleep(IDLE_S)
         if row.announces_itself:
             self.control.send((index, None))  # the reader waits for the bytes
             time.sleep(0.001)

@@ -28,25 +28,10 @@ def quantile(values: Sequence[float], q: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """What the true median lies in, with a confidence of 95 %, whatever the distribution: by the binomial
-    distribution of how many samples are below it. All samples, where they are fewer than 6."""
-    ordered, n = sorted(values), len(values)
-    below, rank = 0.0, 0
-    while rank < n // 2 and below + math.comb(n, rank) / 2**n <= 0.025:
-        below += math.comb(n, rank) / 2**n
-        rank += 1
-    rank = max(rank - 1, 0)
-    return ordered[rank], ordered[n - 1 - rank]
-
-
 def summary(values: Sequence[float]) -> dict[str, float]:
-    """Median and its interval, quartiles, extremes, number of samples; rounded to what can be meant."""
-    low, high = median_interval(values)
+    """Median, quartiles, p99, extremes, number of samples; rounded to what can be meant."""
     numbers = {
         "median": quantile(values, 0.5),
-        "median_low": low,
-        "median_high": high,
         "q1": quantile(values, 0.25),
         "q3": quantile(values, 0.75),
         "p99": quantile(values, 0.99),

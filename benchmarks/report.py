@@ -108,7 +108,11 @@ def directory(data: Data) -> str:
 
 
 def epd(data: Data) -> str:
-    parts = [f"{data['embedding_bytes'] / (1 << 20):.0f} MiB of embeddings an image.\n"]
+    megabytes = data["embedding_bytes"] / (1 << 20)
+    parts = [
+        f"{megabytes:.0f} MiB of embeddings an image; all numbers over {data['boots']} boots of all engines, "
+        "memory of the last one.\n"
+    ]
     lines = []
     for load, rows in data["loads"].items():
         for name, row in rows.items():
