@@ -63,6 +63,9 @@ nb::ndarray<> to_dlpack(nb::handle_t<PyPin> self, nb::handle_t<PyMapping> mappin
                        " bytes, which are not what " + std::to_string(elements.value_or(0)) +
                        " elements of " + std::to_string(bits) + " bits take");
   }
+  if (pin.mapping.is_valid() && !pin.mapping.is(mapping)) {
+    throw SegmentError("the pin has a capsule over another mapping already; take another pin");
+  }
   pin.mapping = nb::borrow(mapping);
   std::array<std::size_t, kMaxRank> shape{};
   std::copy_n(fields.shape.begin(), fields.rank, shape.begin());

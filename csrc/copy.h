@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <system_error>
 #include <thread>
@@ -42,12 +43,11 @@ inline void stream_pages(std::byte* to, const std::byte* from, std::size_t pages
 }
 #endif
 
-// `to` is aligned to 16 bytes at least.
 inline void copy_alone(std::byte* to, const std::byte* from, std::size_t nbytes) {
   std::size_t streamed = 0;
 #if defined(__SSE2__)
   constexpr std::size_t kFourPages = 4 * 4096;
-  if (nbytes >= kStreamedBytes) {
+  if (nbytes >= kStreamedBytes && reinterpret_cast<std::uintptr_t>(to) % sizeof(__m128i) == 0) {
     streamed = nbytes / kFourPages * kFourPages;
     stream_pages(to, from, streamed / 4096);
   }

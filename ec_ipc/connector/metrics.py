@@ -6,12 +6,13 @@ the directory when it is asked, as they cost a walk over all entries.
 """
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ec_ipc._core import MAX_PARTICIPANTS
-from ec_ipc.connector.side_channel import SideChannelReceiver
+from ec_ipc.connector.side_channel import MAX_TIMES, SideChannelReceiver
 from ec_ipc.store import Store
 
 # The directory's counters, by name, and what they count.
@@ -55,7 +56,7 @@ class Tally:
 
     hits: int = 0
     no_producer: int = 0
-    load_seconds: list[float] = field(default_factory=list)
+    load_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_TIMES))
 
 
 class Collector:
@@ -90,9 +91,11 @@ class Collector:
         if len(self._own) < self._expected:
             self._find_own()
         grown = self._growth()
-        if not grown:
+        # With steps in flight a time may come a step after its read was counted.
+        load_seconds = list(self._tally.load_seconds)
+        self._tally.load_seconds.clear()
+        if not (grown or load_seconds):
             return None
-        load_seconds, self._tally.load_seconds = self._tally.load_seconds, []
         return {
             "namespace": self._store.namespace,
             "counters": grown,

@@ -115,7 +115,7 @@ def arena_numbers(namespace: str) -> dict[str, int]:
     """The gauges, read from the directory; 0 when there is none any more."""
     try:
         directory = segment.attach(namespace)
-    except ECIPCError:
+    except (ECIPCError, OSError):
         directory = None
     arenas = [] if directory is None else directory.arenas()
     used = [] if directory is None else [directory.arena_used(arena.slot) for arena in arenas]

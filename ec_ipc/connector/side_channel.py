@@ -13,6 +13,7 @@ import math
 import os
 import socket
 import struct
+from collections import deque
 from typing import NamedTuple
 
 from ec_ipc.attachment import Token
@@ -20,7 +21,7 @@ from ec_ipc.attachment import Token
 logger = logging.getLogger(__name__)
 
 PUBLISH, SAVED = b"P", b"S"
-MAX_TIMES = 4096  # of one datagram
+MAX_TIMES = 4096  # of one datagram, and kept until they are asked for
 MAX_SAVED = 256
 MAX_BYTES = 1 << 17
 
@@ -72,7 +73,7 @@ class SideChannelReceiver:
     """The scheduler's side. Takes only what processes of this user send."""
 
     def __init__(self, engine: int) -> None:
-        self._times: list[float] = []
+        self._times: deque[float] = deque(maxlen=MAX_TIMES)  # vLLM before 0.32 never asks
         self._saved: list[Saved] = []
         self._buffer = bytearray(MAX_BYTES)
         self._socket: socket.socket | None = None
@@ -89,7 +90,8 @@ class SideChannelReceiver:
     def take_times(self) -> list[float]:
         """The times of publishing that have come in since, in seconds."""
         self._receive()
-        taken, self._times = self._times, []
+        taken = list(self._times)
+        self._times.clear()
         return taken
 
     def take_saved(self) -> list[Saved]:

@@ -18,9 +18,10 @@ from ec_ipc import notes
 from ec_ipc.attachment import Token
 from ec_ipc.connector import identity, prometheus
 from ec_ipc.connector.connector import ECIPCConnector
-from ec_ipc.connector.metrics import COUNTERS, GAUGES, HISTOGRAMS, PREFIX, TALLIES, add_growth
+from ec_ipc.connector.metrics import COUNTERS, GAUGES, HISTOGRAMS, PREFIX, TALLIES, Tally, add_growth
 from ec_ipc.connector.prometheus import ECIPCStats
 from ec_ipc.connector.side_channel import (
+    MAX_TIMES,
     Saved,
     SideChannelReceiver,
     SideChannelSender,
@@ -221,6 +222,19 @@ def test_times_come_from_processes_of_this_user_only_and_only_sensible_ones() ->
     sender.flush()  # nobody listens, and nothing is raised
     assert sender.publish == [] and receiver.take_times() == []
     raw.close()
+
+
+def test_times_that_nobody_asks_for_do_not_pile_up() -> None:
+    engine = int.from_bytes(os.urandom(7), "big")
+    receiver, sender = SideChannelReceiver(engine), SideChannelSender(engine)
+    for _ in range(3):
+        sender.publish += [1.0] * MAX_TIMES
+        sender.flush()
+        receiver.take_saved()
+    tally = Tally()
+    tally.load_seconds += [1.0] * 3 * MAX_TIMES
+    assert len(receiver.take_times()) == len(tally.load_seconds) == MAX_TIMES
+    receiver.close()
 
 
 def test_a_miss_without_a_producer_is_said_once_and_counted(

@@ -47,7 +47,7 @@ TEST(an_entry_is_never_freed_under_a_view) {
   std::atomic<u64> wrong{0};
   std::atomic<u64> reads{0};
   std::thread writer([&] {
-    for (u64 i = 0; i < 4000; ++i) {
+    for (u64 i = 0; i < 4000 || reads == 0; ++i) {
       const u64 number = i % 8;
       const Placement placed = e->reserve(request(number, 64, 1), kPatience);
       if (placed.outcome != Outcome::kReserved) continue;

@@ -90,7 +90,9 @@ const Operation kOperations[] = {
        c.self->set_arena(record, kPatience);
      }},
     {"reserve", join_as_producer,
-     [](Child& c, const Bystanders&) { c.self->reserve(request(kOwn, 100, 1, true, 0), kPatience); }},
+     [](Child& c, const Bystanders&) {
+       must(c.self->reserve(request(kOwn, 100, 1, true, 0), kPatience).outcome == Outcome::kReserved);
+     }},
     {"publish", reserve_own, [](Child& c, const Bystanders&) { must(c.self->publish(c.token, 1)); }},
     {"abort", reserve_own, [](Child& c, const Bystanders&) { must(c.self->abort(c.token)); }},
     {"announce", join_as_producer,
@@ -113,26 +115,29 @@ const Operation kOperations[] = {
     {"evict",
      [](Child& c, const Bystanders& b) {
        join_as_producer(c, b);
-       put(*c.self, request(kOwn, 100, 0, false));
+       must(put(*c.self, request(kOwn, 100, 0, false)).outcome == Outcome::kReserved);
      },
-     [](Child& c, const Bystanders&) { c.self->reserve(request(kOwn + 10, 100, 1, true, 0), kPatience); }},
+     [](Child& c, const Bystanders&) {
+       must(c.self->reserve(request(kOwn + 10, 100, 1, true, 0), kPatience).outcome == Outcome::kReserved);
+       must(!c.self->find(key(kOwn)));
+     }},
     // Somebody has died before, with a view and with an entry half written.
     {"reclaim",
      [](Child& c, const Bystanders& b) {
        join_as_reader(c, b);
        const Handle dead = b.segment.producer(kAlignment);
        must(dead->pin(key(kTheirs)));
-       dead->reserve(request(kOwn, 100, 1, true, 0), kPatience);
+       must(dead->reserve(request(kOwn, 100, 1, true, 0), kPatience).outcome == Outcome::kReserved);
      },
-     [](Child& c, const Bystanders&) { must(c.self->maintain(kPatience).reclaimed); }},
+     [](Child& c, const Bystanders&) { must(c.self->maintain(kPatience).reclaimed >= 2); }},
     {"forget_arena",
      [](Child& c, const Bystanders& b) {
        join_as_reader(c, b);
        const Handle dead = b.segment.producer(kAlignment);
-       put(*dead, request(kOwn, 100, 1, true, 0));
+       must(put(*dead, request(kOwn, 100, 1, true, 0)).outcome == Outcome::kReserved);
      },
      [](Child& c, const Bystanders&) {
-       c.self->forget_arena(
+       must(c.self->forget_arena(
            *[&] {
              for (unsigned slot = 0; slot < kMaxParticipants; ++slot) {
                const auto arena = c.self->arena(slot);
@@ -140,7 +145,7 @@ const Operation kOperations[] = {
              }
              return std::optional<ArenaRef>();
            }(),
-           kPatience);
+           kPatience));
      }},
     {"leave",
      [](Child& c, const Bystanders& b) {

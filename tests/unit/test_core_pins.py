@@ -124,6 +124,17 @@ def test_a_pin_with_a_capsule_is_dropped_and_not_released(file: SegmentFile) -> 
     assert e.holds == 0
 
 
+def test_a_pin_belongs_to_one_mapping(file: SegmentFile) -> None:
+    """The first tensor's memory would go with the first mapping."""
+    e = file.producer(ARENA)
+    put(e, 1)
+    pin, memory = pin_of(e, 1), mapping()
+    tensors = [from_dlpack(pin.to_dlpack(memory, UINT, 8)) for _ in range(2)]
+    with pytest.raises(_core.SegmentError, match="another mapping"):
+        pin.to_dlpack(mapping(), UINT, 8)
+    assert tensors[0].data_ptr() == tensors[1].data_ptr()
+
+
 def test_a_mapping_too_small_for_the_extent_is_refused(file: SegmentFile) -> None:
     e = file.producer(ARENA)
     put(e, 1, 1000)

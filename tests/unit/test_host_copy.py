@@ -30,9 +30,10 @@ def test_bytes_arrive_whatever_their_number_and_address(nbytes: int, skew: int, 
     own, there = arena(nbytes + 512)
     source = torch.randint(0, 256, (nbytes + skew,), dtype=torch.uint8)[skew:]
     assert own._mapping is not None
-    own._mapping.write(256, source.data_ptr(), nbytes, threads)
-    assert torch.equal(there[256 : 256 + nbytes], source)
-    assert not there[:256].any() and not there[256 + nbytes :].any()
+    begin = 256 + skew  # an arena's extents are aligned; a mapping takes any offset
+    own._mapping.write(begin, source.data_ptr(), nbytes, threads)
+    assert torch.equal(there[begin : begin + nbytes], source)
+    assert not there[:begin].any() and not there[begin + nbytes :].any()
 
 
 def test_a_copy_takes_the_threads_that_torch_has_where_it_is_bound_to_as_many_cores() -> None:
