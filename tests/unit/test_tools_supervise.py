@@ -95,7 +95,9 @@ def test_restart_keeps_the_port(server: Server) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_nothing_outlives_the_process_that_started_it(number: int) -> None:
     starter = (
-        "import sys, time\n"
+        "import signal, sys, time\n"
+        # A shell's background jobs, of which this may be one, ignore it.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from examples.demo.engines import ServerSpec, start_all\n"
         f"spec = ServerSpec('server', lambda port: [sys.executable, '-c', {SERVER!r}, str(port), 'pass'])\n"
         "with start_all(spec) as (server,):\n"
