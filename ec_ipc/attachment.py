@@ -5,6 +5,7 @@ pins, views and copies in flight keep to the one they began with.
 """
 
 import logging
+import math
 import os
 import threading
 import time
@@ -60,6 +61,7 @@ class Attachment:
         self.name = segment_name(namespace)
         self.segment = directory
         self.identity = os.fstat(directory.fileno()).st_ino
+        self.leave_at = math.inf  # set when the segment was removed
         self.arena: arena.Arena | None = None
         self._device = device
         self._mappings: dict[tuple[int, int], arena.ArenaMapping] = {}

@@ -53,9 +53,9 @@ class Store:
         self._membership = dict(membership)
         self._at = Attachment(namespace, segment.join(namespace, **membership), device)
         self._fingerprint = self._at.segment.fingerprint
-        self._joined = [self._at]  # what is yet to be left, also by a store that is dropped unclosed
+        # The current one and removed ones: what is yet to be left, also by a store that is dropped unclosed.
+        self._joined = [self._at]
         weakref.finalize(self, _leave_all, self._joined).atexit = False
-        self._left: tuple[tuple[Attachment, float], ...] = ()  # removed segments, and when to leave them
         self._arena_kind: str | None = None
         self._maps_eagerly = False
         self._closed = False
@@ -237,7 +237,7 @@ class Store:
             ArenaUnavailable: nobody holds it, or this process has not mapped its arena.
             SegmentError: the entry's numbers do not fit the arena or each other.
         """
-        for at in (self._at, *(old for old, _ in self._left)):
+        for at in tuple(self._joined):  # the timer may change it
             if at.identity == token.segment:
                 pin = at.segment.pin_shared(token.entry, token.generation)
                 if pin is not None:
@@ -308,15 +308,13 @@ class Store:
         except BaseException:
             fresh.close(0)
             raise
-        self._left = (*self._left, (self._at, time.monotonic() + REMOVED_STAYS_S))
+        self._at.leave_at = time.monotonic() + REMOVED_STAYS_S
         self._at = fresh
         self._joined.append(fresh)
 
     def _leave_removed(self, now: float) -> None:
         """Leave the removed segments that no step in flight can ask for any more."""
-        due = [at for at, until in self._left if until <= now]
-        self._left = tuple((at, until) for at, until in self._left if until > now)
-        for at in due:
+        for at in [at for at in self._joined if at.leave_at <= now]:
             self._joined.remove(at)
             at.close(DRAIN_TIMEOUT_S)
 
@@ -326,7 +324,6 @@ class Store:
             return
         self._closed = True
         self._maintenance.stop()
-        self._left = ()
         _leave_all(self._joined)
 
     def forget(self) -> None:
