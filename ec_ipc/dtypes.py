@@ -20,22 +20,19 @@ _DTYPES = (
     torch.float8_e4m3fn,
     torch.float8_e5m2,
 )
-# Type code and bits of each in DLPack. Not every torch takes an 8-bit float: that comes as bytes.
-_INT, _UINT, _FLOAT, _BFLOAT = 0, 1, 2, 4
-DLPACK = (
-    (_FLOAT, 32),
-    (_FLOAT, 16),
-    (_BFLOAT, 16),
-    (_FLOAT, 64),
-    (_UINT, 8),
-    (_INT, 8),
-    (_INT, 16),
-    (_INT, 32),
-    (_INT, 64),
-    (_UINT, 8),
-    (_UINT, 8),
-)
 _CODES = {dtype: code for code, dtype in enumerate(_DTYPES)}
+
+
+def _in_dlpack(dtype: torch.dtype) -> tuple[int, int]:
+    """Type code and bits. Not every torch takes an 8-bit float from DLPack: that goes as bytes."""
+    int_, uint, float_, bfloat = 0, 1, 2, 4
+    bits = 8 * dtype.itemsize
+    if dtype.is_floating_point and bits > 8:
+        return (bfloat if dtype is torch.bfloat16 else float_), bits
+    return (int_ if dtype.is_signed and not dtype.is_floating_point else uint), bits
+
+
+DLPACK = tuple(map(_in_dlpack, _DTYPES))  # by code
 
 
 def encode(tensor: torch.Tensor) -> int:

@@ -70,24 +70,22 @@ class Collector:
         self._tally = tally
         self._expected = workers + 1
         self._channel = channel
-        self._first: list[tuple[int, ...]]
-        self._begin()
         # A slot's counters outlive its participant: the growth counts from what they are now.
-        self._first = [self._directory.counters_of([slot]) for slot in range(MAX_PARTICIPANTS)]
+        self._begin([store.segment.counters_of([slot]) for slot in range(MAX_PARTICIPANTS)])
         self._last_tally = (tally.hits, tally.no_producer)
 
-    def _begin(self) -> None:
-        """In a directory: the first, or the successor of one that was removed."""
+    def _begin(self, first: list[tuple[int, ...]]) -> None:
+        """In a directory whose slots have counted so much before."""
         self._directory = self._store.segment
         self._own: list[int] = []
         self._looked = 0.0
-        self._first = [(0,) * len(COUNTERS)] * MAX_PARTICIPANTS
+        self._first = first
         self._last = (0,) * len(COUNTERS)  # of all that are in own
 
     def collect(self) -> dict[str, Any] | None:
         """Plain data for vLLM's stats; None when nothing has happened. Called once a step, which is often."""
         if self._store.segment is not self._directory:
-            self._begin()
+            self._begin([(0,) * len(COUNTERS)] * MAX_PARTICIPANTS)  # a successor, with nothing reported of it
         if len(self._own) < self._expected:
             self._find_own()
         grown = self._growth()
