@@ -15,15 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig, set_current_vllm_config
-from vllm.distributed import parallel_state
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
-from vllm.utils.network_utils import get_open_port
 
 from examples.demo.deployment import remove_namespace
 from examples.demo.engines import unique_namespace
 from examples.demo.tiny_models import make_model
-from tests.connector.lockstep import Item, LockstepEngine, engine_config, make_request
+from tests.connector.lockstep import Item, LockstepEngine, engine_config, make_request, single_rank
 
 from .measure import Report, arguments, summary
 from .timed_connectors import FOLDER, clock, read_totals
@@ -86,12 +83,8 @@ def main() -> None:
     report = Report("bench_hooks", "full" if options.full else "short")
     os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", HF_HUB_OFFLINE="1", VLLM_NO_USAGE_STATS="1")
     torch.set_num_threads(1)
-    with set_current_vllm_config(VllmConfig()):
-        address = f"tcp://127.0.0.1:{get_open_port()}"
-        parallel_state.init_distributed_environment(1, 0, address, 0, backend="gloo")
-        parallel_state.initialize_model_parallel(1, 1)
     namespace = unique_namespace("bench")
-    with tempfile.TemporaryDirectory(prefix="ec_ipc-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ec_ipc-bench-") as folder, single_rank():
         pair = Pair(namespace, Path(folder))
         bodies = {"in a loop": lambda: pair.request(False), "caches emptied": lambda: pair.request(True)}
         for body in bodies.values():
@@ -108,8 +101,6 @@ def main() -> None:
         results[name] = {"all": summary([sum(request.values()) for request in requests]), **hooks}
         print(f"{name}: {results[name]['all']['median']:.0f} us of CPU time per request")
     print(report.write(options.out, per_request_us=results))
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_distributed_environment()
 
 
 if __name__ == "__main__":

@@ -156,5 +156,9 @@ def microseconds(value: float) -> str:
     return f"{value * 1e3:.3g} ns"
 
 
+def threads_name(threads: str) -> str:
+    return f"{threads} thread{'s' * (threads != '1')}"
+
+
 def size_name(nbytes: int) -> str:
     return f"{nbytes >> 20} MiB" if nbytes >= 1 << 20 else f"{nbytes >> 10} KiB"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from .measure import RESULTS, microseconds, size_name
+from .measure import RESULTS, microseconds, size_name, threads_name
 from .plots import draw
 from .targets import Target, targets
 
@@ -44,7 +44,7 @@ def spread(numbers: dict[str, float], unit: Callable[[float], str]) -> str:
 def transfer(data: Data) -> str:
     parts = []
     for threads, sizes in data["threads"].items():
-        parts.append(f"### With {threads} thread{'s' * (threads != '1')}\n")
+        parts.append(f"### With {threads_name(threads)}\n")
         parts.append(transfer_with(threads, {int(size): rows for size, rows in sizes.items()}))
     return "\n".join(parts)
 

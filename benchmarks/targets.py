@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from .measure import size_name
+from .measure import size_name, threads_name
 
 KIB, MIB = 1 << 10, 1 << 20
 OURS, EXAMPLE, COPIES = "ec_ipc, zero_copy", "ECExampleConnector, tmpfs", "copy in, copy out (fresh)"
@@ -31,7 +31,7 @@ def targets(found: dict[str, Data]) -> Iterator[Target]:
     if "bench_transfer" in found:
         for threads, sizes in found["bench_transfer"]["threads"].items():
             for target in of_transfer({int(size): rows for size, rows in sizes.items()}):
-                yield target._replace(what=f"{target.what}, {threads} thread{'s' * (threads != '1')}")
+                yield target._replace(what=f"{target.what}, {threads_name(threads)}")
     if "bench_directory" in found:
         yield from of_directory(found["bench_directory"]["rows"])
     if "bench_hooks" in found:

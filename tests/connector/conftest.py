@@ -23,18 +23,10 @@ def model() -> str:
 @pytest.fixture(scope="session")
 def parallel_groups() -> Iterator[None]:
     """vLLM's process groups, of this one process."""
-    from vllm.config import VllmConfig, set_current_vllm_config
-    from vllm.distributed import parallel_state
-    from vllm.utils.network_utils import get_open_port
+    from .lockstep import single_rank
 
-    with set_current_vllm_config(VllmConfig()):
-        parallel_state.init_distributed_environment(
-            1, 0, f"tcp://127.0.0.1:{get_open_port()}", 0, backend="gloo"
-        )
-        parallel_state.initialize_model_parallel(1, 1)
-    yield
-    parallel_state.destroy_model_parallel()
-    parallel_state.destroy_distributed_environment()
+    with single_rank():
+        yield
 
 
 @pytest.fixture(params=["v1", "v2", "v2-async"])

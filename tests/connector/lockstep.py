@@ -5,18 +5,22 @@ free, save or load, encode, gather. What the encoder computes is a function of t
 gather that finds other bytes fails on the spot.
 """
 
+import contextlib
 import hashlib
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from vllm.config import VllmConfig
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.distributed import parallel_state
 from vllm.distributed.ec_transfer.ec_connector.base import ECConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.multimodal.inputs import MultiModalFeatureSpec, MultiModalKwargsItem, PlaceholderRange
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
+from vllm.utils.network_utils import get_open_port
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -31,6 +35,18 @@ from ec_ipc.connector.connector import ECIPCConnector
 BLOCK = 16
 WIDTH = 8
 TOKEN = 7  # what the model always says
+
+
+@contextlib.contextmanager
+def single_rank() -> Iterator[None]:
+    """vLLM's process groups, of this one process."""
+    with set_current_vllm_config(VllmConfig()):
+        address = f"tcp://127.0.0.1:{get_open_port()}"
+        parallel_state.init_distributed_environment(1, 0, address, 0, backend="gloo")
+        parallel_state.initialize_model_parallel(1, 1)
+    yield
+    parallel_state.destroy_model_parallel()
+    parallel_state.destroy_distributed_environment()
 
 
 def encoded(identifier: str, rows: int) -> torch.Tensor:
